@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/accumulate.h>
+
 #include "bounds/bound_cache.h"
 #include "bounds/dtype_range.h"
 #include "origin/elementwise_attribution.h"
@@ -25,6 +27,8 @@
 
 namespace torchnan {
 namespace {
+
+constexpr size_t kMostLarge = 1 << 12;  // elements of a tensor; beyond it, all count as large
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
@@ -169,14 +173,11 @@ void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) 
   fill_tensor_stats(values, stats, origin.facts);
 }
 
-// Whether one of these elements of the result is infinite. Unknown, hence true, for a part of the result.
-bool is_infinite_at(const at::Tensor& result, const std::vector<bool>& elements) {
-  if (static_cast<size_t>(result.numel()) != elements.size()) return true;
+// Whether one of these elements of a result of this size is infinite. Unknown, hence true, for a part of it.
+bool is_infinite_at(const at::Tensor& result, int64_t size, const std::vector<int64_t>& elements) {
+  if (result.numel() != size || !result.is_contiguous()) return true;
   const auto kinds = kinds_by_element(result);
-  for (size_t i = 0; i < elements.size(); ++i) {
-    if (elements[i] && (*kinds)[i].any()) return true;
-  }
-  return false;
+  return std::any_of(elements.begin(), elements.end(), [&](int64_t element) { return (*kinds)[element].any(); });
 }
 
 // Records that a collective will write these values. `before` is what was known of their memory.
@@ -190,7 +191,11 @@ void record_received_part(const at::Tensor& values, const BoundCache::Entry& bef
   const auto known = std::find_if(entries.begin(), entries.end(),
                                   [&](const UnwrittenMemory& one) { return is_in(one.storage, values); });
   if (!was_unwritten) {
-    if (known != entries.end()) known->received.push_back({MemoryRegion(values), work});
+    if (known == entries.end()) return;
+    const MemoryRegion region(values);
+    const bool is_known = std::any_of(known->received.begin(), known->received.end(),
+                                      [&](const ReceivedPart& part) { return covers(part.region, region); });
+    if (!is_known) known->received.push_back({region, work});
     return;
   }
   const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const UnwrittenMemory& one) {
@@ -284,8 +289,9 @@ void HostCollective::inspect(const at::Tensor& sent, const OpPlan::CollectiveArg
   }
   if (!may_overflow(known.bound.max_abs)) return;
   may_overflow_ = values;
-  if (argument.writes)
-    large_.emplace_back(values, std::make_shared<const std::vector<bool>>(elements_beyond(values, limit)));
+  if (!argument.writes) return;
+  auto elements = elements_beyond(values, limit, kMostLarge);
+  large_.emplace_back(values, elements ? std::make_shared<const std::vector<int64_t>>(std::move(*elements)) : nullptr);
 }
 
 void HostCollective::expect_received(c10::ArrayRef<BadArgument> bad_arguments) {
@@ -325,9 +331,8 @@ void HostCollective::expect(const at::Tensor& received, bool is_sent, c10::Array
     if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // the old values
     const auto sent =
         std::find_if(large_.begin(), large_.end(), [&](const auto& one) { return one.first.is_same(values); });
-    const LargeElements large = sent == large_.end() ? nullptr : sent->second;
-    const bool may_overflow = large != nullptr || !is_sent;
-    add_received(values, may_overflow ? origin_ : nullptr, large);
+    const bool is_large = sent != large_.end();
+    add_received(values, is_large || !is_sent ? origin_ : nullptr, is_large ? sent->second : nullptr);
   }
   if (!received.is_sparse()) return;
   record_sparse_collective(call_.plan.name, bad_arguments.empty() ? nullptr : nonfinite_registry().find(values));
@@ -363,6 +368,7 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
   if (kinds.nan()) return nullptr;  // another rank has sent it
   std::shared_ptr<OriginRecord> origin;
   LargeElements large;
+  int64_t size = 0;
   {
     const MemoryRegion wanted(target);
     const std::lock_guard lock(received_tensors.mutex);
@@ -372,9 +378,10 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
       if (one.origin == nullptr || !overlap(one.region, wanted)) continue;
       origin = one.origin;
       large = one.large;
+      size = c10::multiply_integers(one.region.sizes);
     }
   }
-  if (origin != nullptr && large != nullptr && !is_infinite_at(values, *large)) return nullptr;
+  if (origin != nullptr && large != nullptr && !is_infinite_at(values, size, *large)) return nullptr;
   if (origin != nullptr) fill(*origin, values, kinds);
   return origin;
 }

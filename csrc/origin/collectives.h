@@ -50,8 +50,8 @@ StartedWork started_work(c10::ArrayRef<c10::IValue> results);
 // Whether it exists and is known not to have completed: nobody has waited for it yet.
 bool is_running(const StartedWork& work);
 
-// Whether each element that was sent is so large that the sum or product may overflow.
-using LargeElements = std::shared_ptr<const std::vector<bool>>;
+// The elements that were sent and are so large that the sum or product may overflow; null if they are too many.
+using LargeElements = std::shared_ptr<const std::vector<int64_t>>;
 
 // One call of a collective.
 class HostCollective {

@@ -296,6 +296,29 @@ double largest_finite(const at::Tensor& tensor) {
   return decode_magnitude(largest, tensor.scalar_type());
 }
 
+std::optional<std::vector<int64_t>> elements_beyond(const at::Tensor& tensor, double limit, size_t most) {
+  constexpr int64_t kBlock = 4096;  // words that are read at once: few blocks have such an element
+  const ScanTarget target(tensor);
+  if (target.skip != Skip::kNone || !tensor.is_contiguous()) return std::nullopt;
+  const FloatFormat& format = target.format;
+  const uint64_t last = encode_magnitude(limit, tensor.scalar_type());
+  const auto* base = static_cast<const char*>(tensor.const_data_ptr());
+  const int64_t words = tensor.numel() * format.words_per_element;
+  std::vector<int64_t> beyond;
+  for (int64_t first = 0; first < words; first += kBlock) {
+    const int64_t end = std::min(first + kBlock, words);
+    if (max_magnitude(base + first * format.word_bytes, end - first, format) <= last) continue;
+    for (int64_t word = first; word < end; ++word) {
+      if (max_magnitude(base + word * format.word_bytes, 1, format) <= last) continue;
+      const int64_t element = word / format.words_per_element;
+      if (!beyond.empty() && beyond.back() == element) continue;
+      if (beyond.size() == most) return std::nullopt;
+      beyond.push_back(element);
+    }
+  }
+  return beyond;
+}
+
 // The value of a tensor of one element, also in a thread that flushes subnormal numbers.
 static double exact_value_of(const at::Tensor& tensor) {
   const auto with_sign = [](uint32_t word) {

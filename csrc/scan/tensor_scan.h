@@ -87,6 +87,10 @@ double decode_magnitude(uint64_t word, c10::ScalarType dtype);
 // Returns the largest finite |x| of a tensor that may hold infinities; only for dtypes with bounds.
 double largest_finite(const at::Tensor& tensor);
 
+// Returns which elements of a contiguous tensor are larger in magnitude than a number; only for dtypes with bounds.
+// Nothing if they are more than `most`, or if the tensor is not contiguous.
+std::optional<std::vector<int64_t>> elements_beyond(const at::Tensor& tensor, double limit, size_t most);
+
 // Returns the value of a tensor of one element; absent under the conditions below.
 TORCHNAN_API std::optional<double> scalar_value(const at::Tensor& tensor);
 

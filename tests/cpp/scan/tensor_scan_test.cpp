@@ -81,6 +81,30 @@ TEST(TensorStats, CountsAComplexElementOnce) {
   EXPECT_EQ(stats.tally.neginf, 1);
 }
 
+TEST(ElementsBeyond, AreThoseLargerThanTheNumber) {
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    at::Tensor values = at::ones({9000}, dtype);
+    for (const int64_t element : {0, 4095, 4096, 8999}) values[element] = element % 2 == 0 ? 40000 : -40000;
+    values[17] = 32752;  // equal, and exact in each dtype but bfloat16, which rounds it up
+    std::vector<int64_t> expected{0, 4095, 4096, 8999};
+    if (dtype == at::kBFloat16) expected.insert(expected.begin() + 1, 17);
+    EXPECT_EQ(elements_beyond(values, 32752, 8), expected) << dtype;
+  }
+}
+
+TEST(ElementsBeyond, CountAComplexElementOnce) {
+  const at::Tensor parts = at::tensor({1.0F, 9.0F, -9.0F, 9.0F, 2.0F, 2.0F}).reshape({3, 2});
+  EXPECT_EQ(elements_beyond(at::view_as_complex(parts), 8, 8), (std::vector<int64_t>{0, 1}));
+}
+
+TEST(ElementsBeyond, AreUnknownIfTheyAreManyOrHaveGaps) {
+  const at::Tensor values = at::full({4, 4}, 9.0F);
+  EXPECT_EQ(elements_beyond(values, 8, 15), std::nullopt);
+  EXPECT_EQ(elements_beyond(values, 8, 16)->size(), 16);
+  EXPECT_EQ(elements_beyond(values.t().slice(0, 0, 2), 8, 16), std::nullopt);
+  EXPECT_TRUE(elements_beyond(values, 9, 0)->empty());
+}
+
 TEST(CheckFinite, LooksAtScalarsAndPassesEmptyTensorsBy) {
   EXPECT_FALSE(check_finite(at::scalar_tensor(kNaN)).finite);
   EXPECT_EQ(check_finite(at::empty({0, 3})).skip, Skip::kEmpty);
