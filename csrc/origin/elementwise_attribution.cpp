@@ -9,7 +9,6 @@
 #include "scan/finite_scan.h"
 #include "scan/float_format.h"
 #include "scan/isa_dispatch.h"
-#include "scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {
@@ -57,16 +56,15 @@ class View {
     }
   }
 
-  // Returns the larger part of an element, counted as above, as a word without its sign.
-  uint64_t magnitude_word(int64_t element) const {
+  // Whether an element is zero, counted as above.
+  bool is_zero(int64_t element) const {
     const char* p = base_ + (offset_ + element * (strides_.empty() ? 0 : strides_.back())) * format_.element_bytes();
-    uint64_t largest = 0;
     for (int part = 0; part < format_.words_per_element; ++part) {
       uint64_t word = 0;
       std::memcpy(&word, p + part * format_.word_bytes, format_.word_bytes);
-      largest = std::max(largest, word & format_.mask);
+      if ((word & format_.mask) != 0) return false;
     }
-    return largest;
+    return true;
   }
 
  private:
@@ -218,17 +216,6 @@ std::shared_ptr<const ElementKinds> kinds_by_element(const at::Tensor& tensor) {
   return kinds;
 }
 
-std::vector<bool> elements_beyond(const at::Tensor& tensor, double limit) {
-  std::vector<bool> beyond;
-  beyond.reserve(tensor.numel());
-  const uint64_t last = encode_magnitude(limit, tensor.scalar_type());
-  View view(tensor, nullptr, tensor.sizes());
-  for_each_block(tensor, {&view}, [&](int64_t first, int64_t n) {
-    for (int64_t i = first; i < first + n; ++i) beyond.push_back(view.magnitude_word(i) > last);
-  });
-  return beyond;
-}
-
 ElementAttribution attribute_by_element(const at::Tensor& result, c10::ArrayRef<Candidate> arguments) {
   View of_result(result, nullptr, result.sizes());
   std::vector<View> storage;
@@ -254,7 +241,7 @@ NonfiniteKinds kinds_where_nonzero(const at::Tensor& tensor, const at::Tensor& w
   for_each_block(tensor, both, [&](int64_t first, int64_t n) {
     of_tensor.classify(first, n, block.data());
     for (int64_t i = 0; i < n; ++i) {
-      if (block[i].any() && of_weight.magnitude_word(first + i) != 0) kinds |= block[i];
+      if (block[i].any() && !of_weight.is_zero(first + i)) kinds |= block[i];
     }
   });
   return kinds;

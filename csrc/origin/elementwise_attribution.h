@@ -16,10 +16,6 @@ namespace torchnan {
 using ElementKinds = std::vector<NonfiniteKinds>;
 std::shared_ptr<const ElementKinds> kinds_by_element(const at::Tensor& tensor);
 
-// Whether each element of a dense CPU tensor, in logical order, is larger in magnitude than a number; only for dtypes
-// with bounds.
-std::vector<bool> elements_beyond(const at::Tensor& tensor, double limit);
-
 struct Candidate {
   at::Tensor tensor;                           // an argument, broadcastable to the result
   std::shared_ptr<const ElementKinds> before;  // its previous kinds, if the operation has overwritten it

@@ -11,7 +11,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import checkpoint
 
 import torchnan
-from torchnan.detection.compiled import explanations, region
+from torchnan.detection.compiled import explanations
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +234,7 @@ def test_a_scaler_that_has_seen_a_value_has_not_seen_the_next():
 
 
 def test_a_region_says_that_it_was_replayed_too_often(monkeypatch):
-    monkeypatch.setattr(region, "REPLAYS_IN_ALL", 1)
+    monkeypatch.setattr(explanations, "REPLAYS_IN_ALL", 1)
     findings = findings_of(alternating, torch.compile)
     assert findings[0].compiled.obstacle is None
     assert findings[1].origin == "compiled"
@@ -672,6 +672,53 @@ class Newton(nn.Module):
             return i + 1, 0.5 * (x + a / x)
 
         return while_loop(lambda i, x: i < 2, step, (torch.tensor(0), x))[1]
+
+
+def test_a_value_beside_harmless_ones_has_its_own_cause():
+    def program(compiler):
+        layer = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        normalize = compiler(lambda x, scale: x / scale)
+        for step in range(5):
+            x, scale = torch.randn(4, 3), torch.ones(3)
+            x[0, 0] = float("nan")  # a missing value
+            valid = ~torch.isnan(x)
+            if step == 4:
+                x[:, 1] = scale[1] = 0.0
+            loss = layer(torch.where(valid, normalize(x, scale), 0.0)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if torch.isfinite(loss):
+                optimizer.step()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert finding.op == "aten::div"
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, mask):
+        scores = (self.query(x) @ self.key(x).transpose(-1, -2)).masked_fill(mask, float("-inf"))
+        return x + torch.softmax(scores, -1) @ x, scores
+
+
+def test_many_modules_may_return_masks():
+    def program(compiler):
+        blocks = nn.ModuleList(Scores() for _ in range(12))
+        calls = [compiler(block) for block in blocks]
+        mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+        for _ in range(4):
+            x, kept = torch.randn(2, 3, 4), []
+            for call in calls:
+                x, scores = call(x, mask)
+                kept.append(scores)
+            x.square().mean().backward()
+        return kept
+
+    assert_as_eager(program, 0)
 
 
 def test_a_slope_that_both_passes_of_a_region_compute_is_reported_once():

@@ -563,6 +563,44 @@ def test_a_function_that_dynamo_resumes_is_one_line_of_the_stack():
     assert functions[:2] == [f"{test}.<locals>.loss" if full_names else "loss", test]
 
 
+def beside_a_mask(x, mask):
+    return (x.std(-1) * 2)[0], x.masked_fill(mask, -math.inf)
+
+
+def under_a_mask(x, mask):
+    return (x.std(-1, keepdim=True) * torch.ones_like(x)).masked_fill(mask, -math.inf)[0, 0], x
+
+
+@pytest.mark.parametrize("function", [beside_a_mask, under_a_mask])
+def test_a_mask_does_not_explain_a_value_that_only_generated_code_makes(function):
+    mask = torch.tensor([False, False, True])
+    with torchnan.detect(action="log") as session:
+        held = torch.compile(function)(torch.tensor([[1e20, -2e20, 3e20]]), mask)
+        held[0].item()
+    assert [(finding.op, finding.kind, finding.compiled.replay) for finding in session.findings] == [
+        ("aten::var", "inf", "lowered")
+    ]
+    del held
+
+
+def test_a_mask_is_not_the_cause_of_a_gradient():
+    def values(x, w, mask, state):
+        return (x * w).masked_fill(mask, -math.inf), (x * w).square().sum(-1).sqrt() + state.sum()
+
+    w = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    state = torch.zeros(3)
+    with torchnan.detect(action="log") as session:
+        scores, norms = torch.compile(values)(torch.zeros(1, 3), w, torch.tensor([False, True, False]), state)
+        loss = torch.softmax(scores, -1).square().sum() + norms.mean()
+        state.add_(1.0)
+        loss.backward()
+        optimizer.step()
+    (finding,) = session.findings
+    assert (finding.origin, finding.harm.kind) == ("compiled", "gradient")
+    assert finding.compiled.obstacle == "its inputs were overwritten before its backward pass"
+
+
 def test_a_parameter_has_the_name_in_its_model_and_not_in_a_graph():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -14,7 +16,8 @@ from torchnan.detection.compiled.compiled_autograd import nodes_of_pass
 from torchnan.detection.compiled.graph import as_list, copy_graph, plain_parts
 from torchnan.detection.compiled.torch_internals import is_transform
 
-Sources = list[Hashable]  # nodes that made a kind which none of their arguments had: name and kinds
+# Nodes that made a kind which none of their arguments had, or values at other elements: name and kinds.
+Sources = list[Hashable]
 
 
 class Probe:
@@ -64,19 +67,41 @@ class _Interpreter(fx.Interpreter):
         self._kinds: dict[fx.Node, int] = {}
 
     def run_node(self, n: fx.Node) -> Any:
+        bad = [argument for argument in n.all_input_nodes if argument in self._kinds]
+        parts = [part for argument in bad for part in plain_parts(self.env[argument])]
+        masks = [~torch.isfinite(part) for part in parts]  # before the node may overwrite them
         result = super().run_node(n)
         kinds = kinds_in(result)
         if kinds:
-            given = 0
-            for argument in n.all_input_nodes:
-                given |= self._kinds.get(argument, 0)
+            given = functools.reduce(operator.or_, (self._kinds[argument] for argument in bad), 0)
             if n.op.startswith("call") and kinds & ~given:
                 self._sources.append((n.name, kinds & ~given))
+            elif n.op.startswith("call") and _has_own_elements(result, masks):
+                self._sources.append((n.name, kinds, "beside others"))
             self._kinds[n] = kinds
         return result
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._own[target] if target in self._own else super().get_attr(target, args, kwargs)
+
+
+def _has_own_elements(result: Any, given: Sequence[torch.Tensor]) -> bool:
+    """Whether a result has non-finite elements where no argument has any: it was computed element by element.
+
+    Args:
+        result: the result.
+        given: where each argument is non-finite.
+    """
+    if not given:  # they are in lists
+        return False
+    try:
+        return any(bool((~torch.isfinite(part) & ~_any_of(given, part.shape)).any()) for part in plain_parts(result))
+    except RuntimeError:  # the shapes do not fit
+        return False
+
+
+def _any_of(masks: Sequence[torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    return functools.reduce(operator.or_, (mask.expand(shape) for mask in masks))
 
 
 def sources_of_gradients(run: Callable[[], Any], outputs: Sequence[Any]) -> Sources:

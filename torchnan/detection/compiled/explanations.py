@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ import torch
 from torchnan.detection.compiled import replay
 
 REPLAYS_OF_ONE_CAUSE = 3  # of calls whose values begin at the same nodes; later ones have what was found first
-REPLAYS_IN_ALL = 32  # of a region in a session
+REPLAYS_OF_MODULES = 32  # of calls with the same modules or weights, in a session
+REPLAYS_IN_ALL = 512  # of a region in a session
 CHECKED_FIRST = 32  # calls in a row with one cause, each of them checked; from then on one is checked ...
 CHECK_EVERY = 16  # ... in so many
 
@@ -46,11 +48,13 @@ class Border(NamedTuple):
 
     Attributes:
         key: equal for calls that look alike.
+        modules: equal for calls with the same modules or weights; ``None`` if they are not known.
         finite: how many calls, or passes, of the region were finite until then.
         step: of the training.
     """
 
     key: Hashable
+    modules: Hashable
     finite: int
     step: int
 
@@ -87,9 +91,22 @@ class Explanations:
     """
 
     def __init__(self) -> None:
-        self.replays = 0
+        self._replays: collections.Counter[Hashable] = collections.Counter()  # by the modules
         self._found: dict[Hashable, Explanation] = {}
         self._streaks: dict[Hashable, _Streak] = {}
+
+    @property
+    def replays(self) -> int:
+        """How many calls of the region were replayed."""
+        return self._replays.total()
+
+    def is_exhausted(self, modules: Hashable) -> bool:
+        """Whether calls with these modules were replayed as often as may be."""
+        return self._replays[modules] >= REPLAYS_OF_MODULES or self.replays >= REPLAYS_IN_ALL
+
+    def count_replay(self, modules: Hashable) -> None:
+        """Counts a replay of a call with these modules."""
+        self._replays[modules] += 1
 
     def assumed(self, border: Border, bad: Sequence[torch.Tensor]) -> Explanation | None:
         """Returns the explanation that a call may take over unchecked; ``None`` if it has to be checked.
@@ -118,7 +135,6 @@ class Explanations:
 
     def add(self, cause: Hashable, found: dict[int, Any], given: list[Any]) -> Explanation:
         """Keeps what a replay has found. No other call takes it over if the cause is ``None``."""
-        self.replays += 1
         before = self._found.get(cause)
         explanation = Explanation(found, given, 1 if before is None else before.replays + 1)
         if cause is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from torchnan.detection import introspection, shards
 from torchnan.detection.compiled import compiled_autograd, compiled_step, replay, torch_internals
 from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
 from torchnan.detection.compiled.evidence import Probe
-from torchnan.detection.compiled.explanations import REPLAYS_IN_ALL, Border, Explanation, Explanations
+from torchnan.detection.compiled.explanations import Border, Explanation, Explanations
 from torchnan.detection.compiled.graph import (
     allocator_of,
     as_list,
@@ -148,8 +149,8 @@ class Region:
             return []
         with contained("following a compiled region that raised an error"):
             explanations = self._known.setdefault(session, Explanations())
-            if not call.obstacle and explanations.replays < REPLAYS_IN_ALL:
-                explanations.replays += 1
+            if not call.obstacle and not explanations.is_exhausted(None):
+                explanations.count_replay(None)
                 return replay.find_before_error(self._recorded(call))
         return []
 
@@ -184,21 +185,23 @@ class Region:
         if known is not None:
             explanations.confirm(border, known, results)
             return known, _repeated(known, _given(call, tangents), is_checked=True)
-        if explanations.replays >= REPLAYS_IN_ALL:
-            obstacle = f"{REPLAYS_IN_ALL} of its calls were replayed in this detection, as many as may be"
+        if explanations.is_exhausted(border.modules):
+            obstacle = f"{explanations.replays} of its calls were replayed in this detection, as many as may be"
             kernels = evidence.kernels or replay.observed_kernels(recorded, tangents)
             return None, self._at_border(call, bad, values, tangents, {}, obstacle, kernels)
         if call.boxed:
             _follow_saved_values(call)
-        outcome = replay.find(recorded, [i for i, _ in bad], tangents)
+        outcome = replay.find(recorded, dict(bad), tangents)
         found = self._at_border(call, bad, values, tangents, outcome.found, outcome.obstacle, outcome.kernels)
         given = [_C.provenance_of(part) for part in _given(call, tangents)]
+        explanations.count_replay(border.modules)
         return explanations.add(evidence.key, found, given), found
 
     def _seen(self, call: replay.RecordedCall, bad: Bad, tangents: replay.Tangents | None) -> Border:
         session = _C.current_session()
         finite = self.border.finite_calls if tangents is None else self.border.finite_passes
-        return Border(replay.border(call, bad, tangents), finite, 0 if session is None else session.step)
+        modules, rest = replay.border(call, bad, tangents)
+        return Border((modules, rest), modules, finite, 0 if session is None else session.step)
 
     def _at_border(
         self,
@@ -213,10 +216,14 @@ class Region:
         """Completes the provenances: other values came from non-finite arguments, or have the region as their
         origin."""
         missing = [i for i, _ in bad if i not in found]
-        given = call.given if tangents is None else call.provenance
-        if missing and given is None:
-            found_given = (_C.input_provenance(part) for part in _given(call, tangents))
-            given = next((provenance for provenance in found_given if provenance is not None), None)
+        given = None
+        if missing:
+            of_inputs = (_C.input_provenance(part) for part in _given(call, tangents))
+            of_forward_pass = call.given if tangents is None else call.provenance
+            known = (one for one in itertools.chain((of_forward_pass,), of_inputs) if one is not None)
+            if tangents is not None:  # a mask is no reason for a gradient
+                known = (one for one in known if not one.is_intentional)
+            given = next(known, None)
         for i in missing:
             if given is not None:
                 found[i] = given

@@ -6,8 +6,9 @@ import _thread
 import contextlib
 import dataclasses
 import functools
+import operator
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -107,7 +108,7 @@ class Outcome:
     Attributes:
         found: by index, the provenance of each result that was non-finite in the replay, too.
         kernels: the kernels of the generated code that wrote non-finite values.
-        obstacle: why nothing was found, if nothing was.
+        obstacle: why not all were found, if they were not.
     """
 
     found: dict[int, Any]
@@ -115,7 +116,7 @@ class Outcome:
     obstacle: str
 
 
-def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> Outcome:
+def find(call: RecordedCall, bad: dict[int, int], tangents: Tangents | None) -> Outcome:
     """Finds the provenance of non-finite results of a call.
 
     The replay runs on a separate thread, because the stack of this one (a backward pass, the compiled code) does not
@@ -123,7 +124,8 @@ def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> Outco
 
     Args:
         call: the call.
-        bad: indices of the results: of the graph's outputs followed by the arguments it wrote, or of its gradients.
+        bad: the bits of the kinds of the results, by index: of the graph's outputs followed by the arguments it wrote,
+            or of its gradients.
         tangents: gradients of the outputs, if the results are gradients.
     """
     session = _C.current_session()
@@ -144,7 +146,7 @@ def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torc
         Those that it has kept, and their provenances.
     """
     modules = modules_of_call(call.modules, call.weights, _callers(call), call.region)
-    one = _Replay(call, [], None, _C.current_session(), [], modules)
+    one = _Replay(call, {}, None, _C.current_session(), [], modules)
     return on_own_thread(functools.partial(one.find_saved, saved))
 
 
@@ -155,11 +157,12 @@ def find_before_error(call: RecordedCall) -> list[torch.Tensor]:
         These values.
     """
     modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, sys._getframe())
-    return on_own_thread(_Replay(call, [], None, _C.current_session(), [], modules).before_error)
+    return on_own_thread(_Replay(call, {}, None, _C.current_session(), [], modules).before_error)
 
 
-def border(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | None) -> Hashable:
-    """Returns what is seen of a call, or of its backward pass, without running anything.
+def border(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | None) -> tuple[Hashable, Hashable]:
+    """Returns what is seen of a call, or of its backward pass, without running anything: which modules or weights it
+    was called with, and the rest.
 
     Args:
         call: the call.
@@ -170,7 +173,7 @@ def border(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | 
     objects = [weight for _, weight in call.weights]
     if call.modules and tangents is None:
         objects += [module for _, module in arguments_of(sys._getframe(), call.region)]
-    return (tuple(bad), tangents is None, call.stack, tuple(map(id, objects)), given)
+    return tuple(map(id, objects)), (tuple(bad), tangents is None, call.stack, given)
 
 
 def evidence(call: RecordedCall, seen: Hashable, tangents: Tangents | None) -> Evidence:
@@ -181,13 +184,13 @@ def evidence(call: RecordedCall, seen: Hashable, tangents: Tangents | None) -> E
         seen: what :func:`border` has returned.
         tangents: as for :func:`find`.
     """
-    found = unseen(_Replay(call, [], tangents, None, [], {}).evidence)
+    found = unseen(_Replay(call, {}, tangents, None, [], {}).evidence)
     return found if found.key is None else Evidence((seen, found.key), found.kernels)
 
 
 def observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.Kernels:
     """Returns the kernels of the generated code where the non-finite values of a call, or of its gradients, began."""
-    return on_own_thread(_Replay(call, [], tangents, None, [], {}).observed_kernels)
+    return on_own_thread(_Replay(call, {}, tangents, None, [], {}).observed_kernels)
 
 
 def _callers(call: RecordedCall) -> list[Entry]:
@@ -254,7 +257,7 @@ class _Replay:
     def __init__(
         self,
         call: RecordedCall,
-        bad: list[int],
+        bad: dict[int, int],
         tangents: Tangents | None,
         session: Any,
         passing: list[Entry],
@@ -302,17 +305,22 @@ class _Replay:
             ("fused", self._in_inductors_arithmetic),
         ]
         errors = []
+        bad = self.bad
         for name, way in ways:
+            self.bad = {i: kinds for i, kinds in bad.items() if i not in outcome.found}
             self._watched = functools.partial(self._watching, name, outcome.kernels)
             try:
                 with self._states():
-                    outcome.found = way()
+                    outcome.found.update(way())
             except NonFiniteError:
                 raise
             except Exception as error:  # noqa: BLE001 - the next way may succeed
                 errors.append(printable(describe(error), 200))
-            if outcome.found:
-                return outcome
+            has_accident = any(not provenance.is_intentional for provenance in outcome.found.values())
+            if has_accident or len(outcome.found) == len(bad):
+                break
+        if len(outcome.found) == len(bad):
+            return outcome
         outcome.obstacle = f"its replay failed: {errors[0]}" if errors else "its replay gave finite values"
         return outcome
 
@@ -445,7 +453,7 @@ class _Replay:
             raise
         except Exception:  # noqa: BLE001 - the values are then those of an input
             return []
-        found = _provenances(results, list(range(len(results))))
+        found = _provenances(results, dict.fromkeys(range(len(results)), 0))
         pairs = ((part, next((i for i in found if _is_same(part, results[i])), None)) for part in saved)
         return [(part, found[i]) for part, i in pairs if i is not None]
 
@@ -461,7 +469,7 @@ class _Replay:
 
     def _as_lowered(self) -> dict[int, Any]:
         results = self._run_lowered()
-        return _first_for_all(_provenances(results, list(range(len(results)))), self.bad)
+        return _first_for_all(results, self.bad)
 
     def _run_lowered(self) -> list[Any]:
         """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
@@ -490,7 +498,8 @@ class _Replay:
                 results = compiled(_copies(lowered.inputs))
         values = dict(zip(nodes, results, strict=True))
         values.update(zip((n for n in graph.nodes if n.op == "placeholder"), lowered.inputs, strict=True))
-        made = [n for n in nodes if _makes_nonfinite(n, values) and not is_functional_collective(n.target)]
+        wanted = functools.reduce(operator.or_, self.bad.values(), 0)
+        made = [n for n in nodes if _new_kinds(n, values) & wanted and not is_functional_collective(n.target)]
         node = next((node for node in made if node.all_input_nodes), next(iter(made), None))
         if node is None:
             return {}
@@ -498,12 +507,12 @@ class _Replay:
         target: Any = node.target
         stack = stack_of(node, self.callers, self.modules)
         with torch.no_grad(), self._watched():
-            found = _provenances([call_under(stack, functools.partial(target, *args, **options))], [0])
-            if not found:  # it is finite alone
+            results = [call_under(stack, functools.partial(target, *args, **options))]
+            if not kinds_in(results) & wanted:  # it has no such value alone
                 op = node.meta.get("original_aten", target)
                 call_under(stack, functools.partial(_C.record_fused, values[node], str(op._schema.name)))
-                found = _provenances([values[node]], [0])
-        return _first_for_all(found, self.bad)
+                results = [values[node]]
+        return _first_for_all(results, self.bad)
 
     def _lowered(self) -> _Lowered:
         if self._lowered_once is None:
@@ -570,11 +579,11 @@ def _copies(values: list[Any]) -> list[Any]:
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
-def _makes_nonfinite(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> bool:
-    """Whether a node of a graph has made kinds of values that its arguments did not have."""
+def _new_kinds(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> int:
+    """Returns the bits of the kinds of values that a node of a graph has made and its arguments did not have."""
     if not all(argument in values for argument in node.all_input_nodes):
-        return False
-    return bool(kinds_in(values[node]) & ~kinds_in([values[argument] for argument in node.all_input_nodes]))
+        return 0
+    return kinds_in(values[node]) & ~kinds_in([values[argument] for argument in node.all_input_nodes])
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -582,24 +591,30 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, equal_nan=True)
 
 
-def _first_for_all(found: dict[int, Any], bad: list[int]) -> dict[int, Any]:
+def _first_for_all(results: list[Any], bad: dict[int, int]) -> dict[int, Any]:
     """Outputs of a lowered graph are in another order, and include values for the backward pass."""
-    return dict.fromkeys(bad, next(iter(found.values()))) if found else {}
+    first = {
+        i: next(iter(_provenances(results, dict.fromkeys(range(len(results)), kinds)).values()), None)
+        for i, kinds in bad.items()
+    }
+    return {i: provenance for i, provenance in first.items() if provenance is not None}
 
 
-def _unread(values: list[Any], bad: list[int]) -> dict[int, Any]:
+def _unread(values: list[Any], bad: Iterable[int]) -> dict[int, Any]:
     """Finds the provenance of NaN in memory that a graph has partly written, not read, and returned."""
     plain = {i: values[i].detach() for i in bad if i < len(values) and isinstance(values[i], torch.Tensor)}
     found = {i: _C.input_provenance(value) for i, value in plain.items()}
     return {i: provenance for i, provenance in found.items() if provenance is not None}
 
 
-def _provenances(values: list[Any], bad: list[int]) -> dict[int, Any]:
+def _provenances(values: list[Any], bad: dict[int, int]) -> dict[int, Any]:
+    """Returns the provenances of replayed values, by index. A mask does not explain other kinds than it has."""
     found = {}
-    for i in bad:
+    for i, kinds in bad.items():
         parts = plain_parts(values[i]) if i < len(values) else []
         known = (_C.provenance_of(part.detach()) for part in parts)
         provenance = next((one for one in known if one is not None), None)
-        if provenance is not None:
-            found[i] = provenance
+        if provenance is None or (provenance.is_intentional and kinds & ~kinds_in(values[i])):
+            continue
+        found[i] = provenance
     return found
