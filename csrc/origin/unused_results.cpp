@@ -155,7 +155,8 @@ NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, co
     if (origin.reported) return sent;
     const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional();
     const bool is_absorbed = origin.computed && !origin.propagated;  // here, so also where it was sent
-    const bool may_come_back = to_reduction || !received.owner;      // a metric does not come back as a weight
+    // A gradient may come back as a weight, a metric does not.
+    const bool may_come_back = to_reduction || !received.owner || origin.facts.phase == Phase::kBackward;
     if (own == nullptr && may_do_harm && !is_absorbed && may_come_back) own = sent;
   }
   return own;

@@ -532,6 +532,35 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("broadcast_", origin="parameter", name="weight"), made("log", line=True)),
     ),
+    "weights of a server that a gradient has made bad": Program(
+        """
+net = nn.Linear(4, 2)
+with torchnan.detect(action="log") as watch:
+    if rank == 0:
+        offset = torch.zeros(2) if planted else torch.ones(2)
+        (net(torch.ones(1, 4)) * 0 + offset).square().sum().sqrt().backward()  # PLANTED
+        for parameter in net.parameters():
+            dist.send(parameter.grad, 1)
+        net.zero_grad()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                dist.recv(parameter, 1)
+            net(torch.ones(1, 4)).sum().item()
+    else:
+        for parameter in net.parameters():
+            gradient = torch.empty_like(parameter)
+            dist.recv(gradient, 0)
+            with torch.no_grad():
+                parameter -= gradient
+        for parameter in net.parameters():
+            dist.send(parameter.detach(), 0)
+        del gradient
+""",
+        (
+            made("div", line=True, phase="backward", harm="read", count=1),
+            received("recv_", origin="input", harm="parameter"),
+        ),
+    ),
     "two values by one collective": Program(
         """
 weight = nn.Parameter(torch.ones(3))
