@@ -583,6 +583,22 @@ def test_a_mask_does_not_explain_a_value_that_only_generated_code_makes(function
     del held
 
 
+def test_a_value_that_only_generated_code_makes_is_the_cause_of_what_follows():
+    def difference(x, mask):
+        s, c = torch.sin(x), torch.cos(x)
+        large = torch.exp((s * s + c * c - 1.0) * 6e8)  # the sum of squares rounds otherwise in generated code
+        return (large - large * 1).masked_fill(mask, -math.inf)
+
+    x = torch.arange(4_000_000) * 2.5e-4
+    with torchnan.detect(action="log") as session:
+        held = torch.compile(difference)(x, x < 1)
+        held[x >= 1].sum().item()
+    assert [(finding.op, finding.kind, finding.compiled.replay) for finding in session.findings] == [
+        ("aten::exp", "inf", "fused")
+    ]
+    del held
+
+
 def test_a_mask_is_not_the_cause_of_a_gradient():
     def values(x, w, mask, state):
         return (x * w).masked_fill(mask, -math.inf), (x * w).square().sum(-1).sqrt() + state.sum()

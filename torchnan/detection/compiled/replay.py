@@ -6,7 +6,6 @@ import _thread
 import contextlib
 import dataclasses
 import functools
-import operator
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -34,6 +33,8 @@ from torchnan.detection.compiled.received import AsReceived, Received, as_receiv
 from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, calling_stack
 from torchnan.detection.containment import describe
 from torchnan.detection.errors import NonFiniteError
+
+_NEGINF = 4  # as in kinds_of()
 
 T = TypeVar("T")
 Tangents = list[tuple[int, torch.Tensor]]  # index among the graph's outputs, and the gradient of that output
@@ -498,8 +499,9 @@ class _Replay:
                 results = compiled(_copies(lowered.inputs))
         values = dict(zip(nodes, results, strict=True))
         values.update(zip((n for n in graph.nodes if n.op == "placeholder"), lowered.inputs, strict=True))
-        wanted = functools.reduce(operator.or_, self.bad.values(), 0)
-        made = [n for n in nodes if _new_kinds(n, values) & wanted and not is_functional_collective(n.target)]
+        made = [n for n in nodes if _new_kinds(n, values) and not is_functional_collective(n.target)]
+        if any(kinds != _NEGINF for kinds in self.bad.values()):  # a mask is not the cause
+            made = [n for n in made if _new_kinds(n, values) != _NEGINF] or made
         node = next((node for node in made if node.all_input_nodes), next(iter(made), None))
         if node is None:
             return {}
@@ -508,7 +510,7 @@ class _Replay:
         stack = stack_of(node, self.callers, self.modules)
         with torch.no_grad(), self._watched():
             results = [call_under(stack, functools.partial(target, *args, **options))]
-            if not kinds_in(results) & wanted:  # it has no such value alone
+            if not kinds_in(results):  # it is finite alone
                 op = node.meta.get("original_aten", target)
                 call_under(stack, functools.partial(_C.record_fused, values[node], str(op._schema.name)))
                 results = [values[node]]
