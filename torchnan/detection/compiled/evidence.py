@@ -16,7 +16,7 @@ from torchnan.detection.compiled.compiled_autograd import nodes_of_pass
 from torchnan.detection.compiled.graph import as_list, copy_graph, plain_parts
 from torchnan.detection.compiled.torch_internals import is_transform
 
-# Nodes that made a kind which none of their arguments had, or values at other elements: name and kinds.
+# Nodes that made a kind which none of their arguments had: name and kinds. The same and True: only at other elements.
 Sources = list[Hashable]
 
 
@@ -77,7 +77,7 @@ class _Interpreter(fx.Interpreter):
             if n.op.startswith("call") and kinds & ~given:
                 self._sources.append((n.name, kinds & ~given))
             elif n.op.startswith("call") and _has_own_elements(result, masks):
-                self._sources.append((n.name, kinds, "beside others"))
+                self._sources.append((n.name, kinds, True))
             self._kinds[n] = kinds
         return result
 
