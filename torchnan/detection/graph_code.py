@@ -57,8 +57,7 @@ def remember_names(codes: Iterable[CodeType]) -> None:
 
 def _full_name(file: str, line: int, function: str) -> str:
     known = _full_names.get((file, function), {})
-    before = [first for first in known if first <= line]
-    return known[max(before)] if before else function
+    return next((known[first] for first in sorted(known, reverse=True) if first <= line), function)
 
 
 @functools.cache

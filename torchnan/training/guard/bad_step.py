@@ -190,7 +190,7 @@ class BadStepAnalyzer:
         """Records the operation of a finding. All ranks run the step if any has one, because of its collectives."""
         if self._agreement.all_reduce_max(int(finding is not None)) == 0:
             return None
-        if finding is None:
+        if finding is None or finding.collective is not None:  # the rank that made the value captures its operation
             self._rerun(parts)
             return None
         return record(lambda: self._rerun(parts), finding)
