@@ -595,11 +595,12 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _first_for_all(results: list[Any], bad: dict[int, int]) -> dict[int, Any]:
     """Outputs of a lowered graph are in another order, and include values for the backward pass."""
-    first = {
-        i: next(iter(_provenances(results, dict.fromkeys(range(len(results)), kinds)).values()), None)
-        for i, kinds in bad.items()
-    }
-    return {i: provenance for i, provenance in first.items() if provenance is not None}
+    first = {}  # by the kinds
+    for kinds in set(bad.values()):
+        found = _provenances(results, dict.fromkeys(range(len(results)), kinds))
+        if found:
+            first[kinds] = next(iter(found.values()))
+    return {i: first[kinds] for i, kinds in bad.items() if kinds in first}
 
 
 def _unread(values: list[Any], bad: Iterable[int]) -> dict[int, Any]:
