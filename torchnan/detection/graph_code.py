@@ -48,11 +48,15 @@ def modules_by_key(keys: Iterable[str]) -> dict[str, torch.nn.Module]:
     return {key: alive[number] for key, number in ids.items() if number in alive}
 
 
+def full_name_of(code: CodeType) -> str:
+    """Returns the name of a function with its enclosing names, ``Block.forward``; before Python 3.11 without them."""
+    return getattr(code, "co_qualname", code.co_name)
+
+
 def remember_names(codes: Iterable[CodeType]) -> None:
-    """Remembers the full names of functions, such as ``Block.forward``, for the lines in them."""
+    """Remembers the full names of functions for the lines in them."""
     for code in codes:
-        full_name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
-        _full_names.setdefault((code.co_filename, code.co_name), {})[code.co_firstlineno] = full_name
+        _full_names.setdefault((code.co_filename, code.co_name), {})[code.co_firstlineno] = full_name_of(code)
 
 
 def _full_name(file: str, line: int, function: str) -> str:

@@ -441,7 +441,7 @@ def _without_resumptions(lines: list[Line]) -> list[Line]:
 
 
 def _all_lines(frames: list[RawFrame]) -> list[Line]:
-    return [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, *_ in frames]
+    return [(code.co_filename, line or 0, graph_code.full_name_of(code)) for code, line, *_ in frames]
 
 
 _hidden: set[CodeType] = set()  # of functions that stand between an operation and the engine in a replay

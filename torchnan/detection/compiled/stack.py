@@ -13,7 +13,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.detection import graph_code
-from torchnan.detection.graph_code import RawFrame, module_stack, recorded_lines
+from torchnan.detection.graph_code import RawFrame, full_name_of, module_stack, recorded_lines
 from torchnan.detection.introspection import call_in_engine, call_in_module, engine_code
 
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
@@ -78,7 +78,7 @@ def site_of(traced: torch.fx.GraphModule, compiled: Line, is_backward_pass: bool
     wrapped = (kind for stack in stacks for path, kind in stack if path == _WRAPPED)
     code = getattr(getattr(next(wrapped, None), "forward", None), "__code__", None)
     if code is not None:
-        return Line(code.co_filename, code.co_firstlineno, getattr(code, "co_qualname", code.co_name))
+        return Line(code.co_filename, code.co_firstlineno, full_name_of(code))
     return _first_line_of_program(traced) or compiled
 
 
@@ -123,8 +123,7 @@ def calling_stack(
         elif module is not None:
             entries.append(module)
         elif not code.co_filename.startswith(_OWN):
-            function = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
-            entries.append(Line(code.co_filename, line or code.co_firstlineno, function))
+            entries.append(Line(code.co_filename, line or code.co_firstlineno, full_name_of(code)))
     return entries
 
 
