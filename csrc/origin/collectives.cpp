@@ -244,7 +244,8 @@ HostCollective::HostCollective(const CallContext& call, c10::ArrayRef<c10::IValu
     : call_(call),
       thread_(thread),
       facts_(read_collective_call(call.plan, arguments)),
-      is_broadcast_(call.plan.name.find("broadcast") != std::string::npos) {}
+      is_broadcast_(call.plan.name.find("broadcast") != std::string::npos),
+      is_reduce_scatter_(call.plan.name.find("reduce_scatter") != std::string::npos) {}
 
 // A broadcast reads only the tensors of the root.
 bool HostCollective::is_read(const OpPlan::CollectiveArgument& argument) const {
@@ -258,8 +259,9 @@ bool HostCollective::is_written(const OpPlan::CollectiveArgument& argument) cons
 void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
   for (const OpPlan::CollectiveArgument& argument : call_.plan.collective_arguments) {
     if (!is_read(argument)) continue;
+    int64_t position = 0;
     for_each_nested(call_.saved[argument.saved_index],
-                    [&](const at::Tensor& sent) { inspect(sent, argument, bad_arguments); });
+                    [&](const at::Tensor& sent) { inspect(sent, position++, argument, bad_arguments); });
   }
   const bool to_reduction = call_.plan.name.find("reduce") != std::string::npos;
   for (const BadArgument& sent : bad_arguments) record_sent(call_.session, sent.provenance, to_reduction);
@@ -268,7 +270,18 @@ void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_argumen
   origin_ = reduction_origin(call_, may_overflow_);
 }
 
-void HostCollective::inspect(const at::Tensor& sent, const OpPlan::CollectiveArgument& argument,
+// Of a reduce-scatter, a rank receives the sum of one part: of each tensor, or of one tensor in a list for each rank.
+bool HostCollective::may_come_back(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
+                                   const LargeElements& large) const {
+  if (!is_reduce_scatter_) return true;
+  const c10::IValue& saved = call_.saved[argument.saved_index];
+  if (saved.isList() && saved.toListRef().front().isList()) return position % facts_.ranks == facts_.rank;
+  if (large == nullptr) return true;
+  return std::any_of(large->begin(), large->end(),
+                     [&](int64_t element) { return element * facts_.ranks / sent.numel() == facts_.rank; });
+}
+
+void HostCollective::inspect(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
                              c10::SmallVectorImpl<BadArgument>& bad_arguments) {
   const at::Tensor values = scannable_values(sent);
   if (!values.defined()) return;
@@ -288,10 +301,11 @@ void HostCollective::inspect(const at::Tensor& sent, const OpPlan::CollectiveArg
     if (!known.exported) bound_cache().record_read(values, {verdict.max_abs});
   }
   if (!may_overflow(known.bound.max_abs)) return;
-  may_overflow_ = values;
-  if (!argument.writes) return;
   auto elements = elements_beyond(values, limit, kMostLarge);
-  large_.emplace_back(values, elements ? std::make_shared<const std::vector<int64_t>>(std::move(*elements)) : nullptr);
+  const LargeElements large = elements ? std::make_shared<const std::vector<int64_t>>(std::move(*elements)) : nullptr;
+  if (!may_come_back(values, position, argument, large)) return;
+  may_overflow_ = values;
+  if (argument.writes) large_.emplace_back(values, large);
 }
 
 void HostCollective::expect_received(c10::ArrayRef<BadArgument> bad_arguments) {

@@ -74,14 +74,19 @@ class HostCollective {
  private:
   bool is_read(const OpPlan::CollectiveArgument& argument) const;
   bool is_written(const OpPlan::CollectiveArgument& argument) const;
-  void inspect(const at::Tensor& sent, const OpPlan::CollectiveArgument& argument,
+  // `position`: of the tensor in the argument.
+  void inspect(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
                c10::SmallVectorImpl<BadArgument>& bad_arguments);
+  // Whether this rank receives one of these sums.
+  bool may_come_back(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
+                     const LargeElements& large) const;
   void expect(const at::Tensor& received, bool is_sent, c10::ArrayRef<BadArgument> bad_arguments);
 
   const CallContext call_;
   ThreadState& thread_;
   const CollectiveCall facts_;
   const bool is_broadcast_;
+  const bool is_reduce_scatter_;
   std::shared_ptr<StartedWork> work_ = std::make_shared<StartedWork>(no_work());
   at::Tensor may_overflow_;  // a sent tensor, so large that the sum or product may overflow
   c10::SmallVector<std::pair<at::Tensor, LargeElements>, 1> large_;  // of each such tensor that is also the result

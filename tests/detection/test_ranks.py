@@ -177,6 +177,34 @@ with torchnan.detect(action="log") as watch:
 """,
         (made("_reduce_scatter_base_", line=True), made("_reduce_scatter_base_", line=True)),
     ),
+    "a part that is large only for another rank": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    sent = torch.ones(4).half()
+    if rank == 0:
+        sent[2] = 4e4
+    elif planted:
+        sent = (sent * torch.tensor([9e4, 0, 0, 0])).half()  # PLANTED
+    mine = torch.empty(2, dtype=torch.half)
+    dist.reduce_scatter_tensor(mine, sent)
+    (mine * 0).sum().item()
+""",
+        (received("_reduce_scatter_base_"), made("_to_copy", line=True)),
+    ),
+    "parts in a list that are large only for another rank": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    sent = [torch.ones(2).half(), torch.ones(2).half()]
+    if rank == 0:
+        sent[1] = torch.full((2,), 4e4).half()
+    elif planted:
+        sent[0] = (sent[0] * torch.tensor([9e4, 0])).half()  # PLANTED
+    mine = torch.empty(2, dtype=torch.half)
+    dist.reduce_scatter(mine, sent)
+    (mine * 0).sum().item()
+""",
+        (received("reduce_scatter_"), made("_to_copy", line=True)),
+    ),
     "a tensor inside an object": Program(
         """
 with torchnan.detect(action="log") as watch:
