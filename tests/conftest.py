@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -19,7 +20,10 @@ import torch._dynamo  # as the first optimizer would, in the middle of a test
 
 from torchnan._load import _C
 
-FIGURES = Path(__file__).resolve().parent / "guarantees" / "data" / "figures.json"
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "tests" / "guarantees" / "data" / "figures.json"
+GUARANTEES = ROOT / "docs" / "guarantees.md"  # written from the figures
+PASSED = pytest.StashKey[set[str]]()  # of a soak: the tests that earlier ones have run at this commit
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +61,8 @@ def pytest_collection_modifyitems(config, items):
     def runs(item) -> bool:
         is_long = item.get_closest_marker("slow") is not None
         if config.getoption("--soak"):
-            return is_long or item.get_closest_marker("guarantee") is not None
+            is_in_soak = is_long or item.get_closest_marker("guarantee") is not None
+            return is_in_soak and item.nodeid not in config.stash[PASSED]
         return (
             not is_long
             and {"all": True, "sample": item in sampled, "rest": item not in sampled}[config.getoption("--tier")]
@@ -117,18 +122,39 @@ def figure(request):
 
 
 class Figures:
-    """Collects the figures of the tests from every process that runs some, and writes them to a file after a soak."""
+    """Collects the figures of the tests from every process that runs some, and writes them to a file after a soak.
 
-    def __init__(self) -> None:
+    A soak takes hours. Each test that passes is noted in a file of the commit, and the next soak goes on with the
+    others.
+    """
+
+    def __init__(self, notes: Path | None) -> None:
+        self.notes = notes
+        self.passed: set[str] = set()
         self.told: dict[str, list[object]] = {}
         self.sums: dict[str, Counter[str]] = defaultdict(Counter)
+        if notes is not None and notes.exists():
+            for line in notes.read_text().splitlines():
+                self._add(*json.loads(line))
+
+    def _add(self, test: str, figures: list[list[object]]) -> None:
+        self.passed.add(test)
+        for number, case, text, counts in figures:
+            self.sums[case].update(counts)
+            self.told[case] = [number, text.format(**self.sums[case]) if counts else text]
+
+    def pytest_configure_node(self, node) -> None:  # of xdist: every process must collect the same tests
+        node.workerinput["passed"] = sorted(self.passed)
 
     def pytest_runtest_logreport(self, report) -> None:
-        for name, value in report.user_properties:
-            if name == "figure" and report.when == "call" and report.passed:
-                number, test, text, counts = value
-                self.sums[test].update(counts)
-                self.told[test] = [number, text.format(**self.sums[test]) if counts else text]
+        if report.when != "call" or not report.passed:
+            return
+        figures = [value for name, value in report.user_properties if name == "figure"]
+        self._add(report.nodeid, figures)
+        if self.notes is not None:
+            self.notes.parent.mkdir(parents=True, exist_ok=True)
+            with self.notes.open("a") as file:
+                print(json.dumps([report.nodeid, figures]), file=file)
 
     def pytest_sessionfinish(self) -> None:
         if not self.told:
@@ -138,6 +164,17 @@ class Figures:
         from tests.support import write_guarantees_page
 
         write_guarantees_page.write()
+
+
+def _notes_of_commit() -> Path | None:
+    """Returns the file of this commit; ``None`` if there are changes that are not committed, but for the figures."""
+
+    def git(*arguments: str | Path) -> str:
+        command = ["git", "-C", ROOT, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{FIGURES}", f":!{GUARANTEES}")
+    return None if changes else ROOT / "build" / "soak" / f"{git('rev-parse', '--short', 'HEAD')}.jsonl"
 
 
 class FailuresAtOnce:
@@ -155,7 +192,10 @@ class FailuresAtOnce:
 
 def pytest_configure(config):
     if hasattr(config, "workerinput"):
+        config.stash[PASSED] = set(config.workerinput.get("passed", ()))
         return
     config.pluginmanager.register(FailuresAtOnce(config))
     if config.getoption("--soak"):
-        config.pluginmanager.register(Figures())
+        figures = Figures(_notes_of_commit())
+        config.stash[PASSED] = figures.passed
+        config.pluginmanager.register(figures)
