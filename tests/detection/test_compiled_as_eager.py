@@ -295,6 +295,9 @@ def test_a_call_that_was_not_checked_says_so():
     assert errors[-1].hint == "assumed to be the same origin as in step 3: not every call is checked"
 
 
+kept = []  # results that outlive a program
+
+
 def hidden_elsewhere(compiler):
     shifted = compiler(lambda x, hidden: torch.log(x).masked_fill(hidden, float("-inf")))
     hidden = torch.tensor([False, True, False])
@@ -307,6 +310,45 @@ def hidden_elsewhere(compiler):
 
 def test_a_region_that_returns_a_mask_each_time_is_checked_where_the_mask_is_another():
     assert_as_eager(hidden_elsewhere, 1)
+
+
+def no_longer_hidden(compiler):
+    shifted = compiler(lambda x, hidden: torch.log(x).masked_fill(hidden, float("-inf")))
+    for i in range(explanations.CHECKED_FIRST + 10):
+        is_bad = i == explanations.CHECKED_FIRST + 5
+        x, hidden = torch.ones(3), torch.tensor([False, not is_bad, False])
+        x[1] = 0.0 if is_bad else 1.0
+        shifted(x, hidden)[~hidden].sum().item()
+
+
+def test_a_value_that_takes_the_place_of_a_mask_is_found():
+    assert_as_eager(no_longer_hidden, 1)
+
+
+def masks_in_every_combination(compiler):
+    shifted = compiler(lambda x, hidden: [(x * i).masked_fill(hidden[i], float("-inf")) for i in range(6)])
+    for call in range(64):
+        hidden = torch.tensor([call >> i & 1 for i in range(6)], dtype=torch.bool)
+        kept.append(shifted(torch.ones(4), hidden[:, None].expand(6, 4)))
+
+
+def test_masks_in_any_combination_are_silent():
+    """They are more than may be replayed."""
+    assert explanations.REPLAYS_OF_MODULES < 2**6
+    assert findings_of(masks_in_every_combination, torch.compile) == []
+    kept.clear()
+
+
+def and_a_logarithm(compiler):
+    shifted = compiler(lambda x, y, hidden: (x.masked_fill(hidden[0], -float("inf")), torch.log(y) + hidden[1]))
+    for call in range(12):
+        hidden = torch.tensor([call >> i & 1 for i in range(2)], dtype=torch.bool)
+        kept.append(shifted(torch.ones(4), torch.full((4,), 0.0 if call == 9 else 1.0), hidden))
+
+
+def test_a_value_beside_a_mask_is_no_combination_of_masks():
+    assert_as_eager(and_a_logarithm, 1)
+    kept.clear()
 
 
 def test_a_gradient_that_only_a_graph_holds_is_not_left_over():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,12 +47,14 @@ class Border(NamedTuple):
     """The facts about a call, or its backward pass, that are known without running anything.
 
     Attributes:
-        key: equal for calls that look alike.
+        place: equal for calls from the same place, with the same modules and the same kinds of non-finite arguments.
+        key: equal for calls that look alike: also in the kinds of their non-finite results.
         modules: equal for calls with the same modules or weights; ``None`` if they are not known.
         finite: how many calls, or passes, of the region were finite until then.
         step: of the training.
     """
 
+    place: Hashable
     key: Hashable
     modules: Hashable
     finite: int
@@ -72,7 +74,7 @@ class _Streak:
         last: the border of the last call.
         checked: how many were checked.
         unchecked: how many were not since then.
-        pattern: where the results were non-finite in the last one that was checked, see :func:`pattern_of`.
+        pattern: of the last one that was checked, see :func:`pattern_of`.
     """
 
     explanation: Explanation
@@ -82,17 +84,34 @@ class _Streak:
     pattern: Hashable = None
 
 
+@dataclasses.dataclass
+class _Masks:
+    """The masks that one node has made.
+
+    Attributes:
+        provenances: of the results that held them, by index.
+        replays: how many calls were replayed in which all results were masks, this node's and others'.
+    """
+
+    provenances: dict[int, Any] = dataclasses.field(default_factory=dict)
+    replays: int = 0
+
+
 class Explanations:
     """The explanations of one region in one session.
 
     What is seen at the border does not tell causes apart: two operations can make the same value of finite inputs. So a
     call is checked by running its graph. The exceptions are in a row of calls that are alike: the cause was reported in
-    the call before, or the results are masks that hide the same elements as then.
+    the call before, or the results are masks that hide the same elements as then, and the boolean arguments are equal.
+
+    A region may return several masks, in any combination. A combination is not replayed if each of its nodes has made
+    nothing but masks.
     """
 
     def __init__(self) -> None:
         self._replays: collections.Counter[Hashable] = collections.Counter()  # by the modules
         self._found: dict[Hashable, Explanation] = {}
+        self._masks: collections.defaultdict[Hashable, _Masks] = collections.defaultdict(_Masks)  # by place and node
         self._streaks: dict[Hashable, _Streak] = {}
 
     @property
@@ -108,12 +127,12 @@ class Explanations:
         """Counts a replay of a call with these modules."""
         self._replays[modules] += 1
 
-    def assumed(self, border: Border, bad: Sequence[torch.Tensor]) -> Explanation | None:
+    def assumed(self, border: Border, pattern: Callable[[], Hashable]) -> Explanation | None:
         """Returns the explanation that a call may take over unchecked; ``None`` if it has to be checked.
 
         Args:
             border: of the call.
-            bad: its non-finite results.
+            pattern: returns that of the call.
         """
         streak = self._streaks.get(border.key)
         if streak is None or not border.follows(streak.last):
@@ -123,26 +142,52 @@ class Explanations:
         if streak.checked < CHECKED_FIRST or streak.unchecked == CHECK_EVERY - 1:
             return None
         explanation = streak.explanation
-        if not explanation.is_reported() and not (explanation.is_mask() and _is_alike(bad, streak.pattern)):
+        is_same_mask = explanation.is_mask() and streak.pattern is not None
+        if not explanation.is_reported() and not (is_same_mask and pattern() == streak.pattern):
             return None
         streak.unchecked += 1
         return explanation
 
-    def known(self, cause: Hashable) -> Explanation | None:
-        """Returns the explanation of calls with this cause; ``None`` if it has to be looked for, by one more replay."""
-        found = self._found.get(cause)
-        return found if found is not None and found.replays >= REPLAYS_OF_ONE_CAUSE else None
+    def known(self, border: Border, sources: Sequence[Hashable], bad: Iterable[int]) -> Explanation | None:
+        """Returns the explanation of a call; ``None`` if it has to be looked for, by one more replay.
 
-    def add(self, cause: Hashable, found: dict[int, Any], given: list[Any]) -> Explanation:
-        """Keeps what a replay has found. No other call takes it over if the cause is ``None``."""
-        before = self._found.get(cause)
-        explanation = Explanation(found, given, 1 if before is None else before.replays + 1)
-        if cause is not None:
-            self._found[cause] = explanation
+        Args:
+            border: of the call.
+            sources: where its non-finite values begin.
+            bad: indices of its non-finite results.
+        """
+        found = self._found.get((border.key, sources))
+        if found is None:
+            return self._combined(border, sources, bad)
+        return found if found.replays >= REPLAYS_OF_ONE_CAUSE else None
+
+    def _combined(self, border: Border, sources: Sequence[Hashable], bad: Iterable[int]) -> Explanation | None:
+        """Returns the explanation of a call whose values are masks that other calls have made in other combinations."""
+        masks = [self._masks[border.place, source] for source in sources]
+        if not masks or any(one.replays < REPLAYS_OF_ONE_CAUSE for one in masks):
+            return None
+        made = {i: provenance for one in masks for i, provenance in one.provenances.items()}
+        if not made.keys() >= set(bad):
+            return None
+        explanation = Explanation({i: made[i] for i in bad}, [], REPLAYS_OF_ONE_CAUSE)
+        self._found[border.key, sources] = explanation
         return explanation
 
-    def confirm(self, border: Border, explanation: Explanation, bad: Sequence[torch.Tensor]) -> None:
-        """Records that a call was checked, and has this explanation."""
+    def add(self, border: Border, sources: Sequence[Hashable], found: dict[int, Any], given: list[Any]) -> Explanation:
+        """Keeps what a replay has found. No other call takes it over if it is not known where its values begin."""
+        before = self._found.get((border.key, sources))
+        explanation = Explanation(found, given, 1 if before is None else before.replays + 1)
+        if sources:
+            self._found[border.key, sources] = explanation
+        if not given and all(provenance.is_intentional for provenance in found.values()):
+            for source in sources:
+                masks = self._masks[border.place, source]
+                masks.provenances.update(found)
+                masks.replays += 1
+        return explanation
+
+    def confirm(self, border: Border, explanation: Explanation, pattern: Callable[[], Hashable]) -> None:
+        """Records that a call was checked, and has this explanation and pattern."""
         streak = self._streaks.get(border.key)
         if streak is None or streak.explanation is not explanation:
             self._streaks[border.key] = _Streak(explanation, border)
@@ -150,16 +195,17 @@ class Explanations:
         streak.checked += 1
         streak.unchecked = 0
         if streak.checked >= CHECKED_FIRST and not explanation.is_reported():
-            streak.pattern = pattern_of(bad)
+            streak.pattern = pattern()
 
 
-def _is_alike(bad: Sequence[torch.Tensor], pattern: Hashable) -> bool:
-    return pattern is not None and pattern_of(bad) == pattern
+def pattern_of(results: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Hashable:
+    """Returns what tells where results are non-finite, and the boolean arguments; ``None`` if one is so everywhere."""
 
+    def parts() -> list[torch.Tensor] | None:
+        finite = [torch.isfinite(result.detach()) for result in results]
+        if not all(part.any() for part in finite):
+            return None
+        return finite + [one for one in arguments if isinstance(one, torch.Tensor) and one.dtype == torch.bool]
 
-def pattern_of(values: Sequence[torch.Tensor]) -> Hashable:
-    """Returns what tells where values are non-finite; ``None`` if one is so everywhere."""
-    masks = replay.unseen(lambda: [torch.isfinite(value.detach()) for value in values])
-    if not all(mask.any() for mask in masks):
-        return None
-    return tuple((mask.shape, hash(mask.cpu().numpy().tobytes())) for mask in masks)
+    compared = replay.unseen(parts)
+    return compared and tuple((part.shape, hash(part.cpu().numpy().tobytes())) for part in compared)

@@ -17,7 +17,7 @@ from torchnan.detection import introspection, shards
 from torchnan.detection.compiled import compiled_autograd, compiled_step, replay, torch_internals
 from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
 from torchnan.detection.compiled.evidence import Probe
-from torchnan.detection.compiled.explanations import Border, Explanation, Explanations
+from torchnan.detection.compiled.explanations import Border, Explanation, Explanations, pattern_of
 from torchnan.detection.compiled.graph import (
     allocator_of,
     as_list,
@@ -177,13 +177,14 @@ class Region:
         recorded = self._recorded(call)
         results = [part for i, _ in bad for part in plain_parts(values[i])]
         border = self._seen(recorded, bad, tangents)
-        assumed = explanations.assumed(border, results)
+        pattern = functools.partial(pattern_of, results, call.arguments)
+        assumed = explanations.assumed(border, pattern)
         if assumed is not None:
             return assumed, _repeated(assumed, _given(call, tangents), is_checked=False)
-        evidence = replay.evidence(recorded, border.key, tangents)
-        known = explanations.known(evidence.key)
+        evidence = replay.evidence(recorded, tangents)
+        known = explanations.known(border, evidence.sources, [i for i, _ in bad])
         if known is not None:
-            explanations.confirm(border, known, results)
+            explanations.confirm(border, known, pattern)
             return known, _repeated(known, _given(call, tangents), is_checked=True)
         if explanations.is_exhausted(border.modules):
             obstacle = f"{explanations.replays} of its calls were replayed in this detection, as many as may be"
@@ -195,13 +196,14 @@ class Region:
         found = self._at_border(call, bad, values, tangents, outcome.found, outcome.obstacle, outcome.kernels)
         given = [_C.provenance_of(part) for part in _given(call, tangents)]
         explanations.count_replay(border.modules)
-        return explanations.add(evidence.key, found, given), found
+        return explanations.add(border, evidence.sources, found, given), found
 
     def _seen(self, call: replay.RecordedCall, bad: Bad, tangents: replay.Tangents | None) -> Border:
         session = _C.current_session()
         finite = self.border.finite_calls if tangents is None else self.border.finite_passes
-        modules, rest = replay.border(call, bad, tangents)
-        return Border((modules, rest), modules, finite, 0 if session is None else session.step)
+        modules, rest = replay.border(call, tangents)
+        place = (modules, rest)
+        return Border(place, (place, tuple(bad)), modules, finite, 0 if session is None else session.step)
 
     def _at_border(
         self,

@@ -94,11 +94,12 @@ class Evidence:
     """The facts about the causes in a call that are found without detection.
 
     Attributes:
-        key: equal for calls with the same causes; ``None`` if nothing was found.
+        sources: the nodes or kernels where non-finite values begin; empty if nothing was found. Calls that look alike
+            at the border, and have the same sources, have the same causes.
         kernels: that wrote non-finite values, if these were looked for.
     """
 
-    key: Hashable
+    sources: tuple[Hashable, ...]
     kernels: kernels.Kernels
 
 
@@ -161,32 +162,29 @@ def find_before_error(call: RecordedCall) -> list[torch.Tensor]:
     return on_own_thread(_Replay(call, {}, None, _C.current_session(), [], modules).before_error)
 
 
-def border(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | None) -> tuple[Hashable, Hashable]:
-    """Returns what is seen of a call, or of its backward pass, without running anything: which modules or weights it
-    was called with, and the rest.
+def border(call: RecordedCall, tangents: Tangents | None) -> tuple[Hashable, Hashable]:
+    """Returns what is known of a call, or of its backward pass, before it runs: which modules or weights it was called
+    with, and the rest.
 
     Args:
         call: the call.
-        bad: indices of the non-finite results, and their kinds.
         tangents: as for :func:`find`.
     """
     given = tuple(kinds_in(value) for value in (*call.args, *(tangent for _, tangent in tangents or ())))
     objects = [weight for _, weight in call.weights]
     if call.modules and tangents is None:
         objects += [module for _, module in arguments_of(sys._getframe(), call.region)]
-    return tuple(map(id, objects)), (tuple(bad), tangents is None, call.stack, given)
+    return tuple(map(id, objects)), (tangents is None, call.stack, given)
 
 
-def evidence(call: RecordedCall, seen: Hashable, tangents: Tangents | None) -> Evidence:
+def evidence(call: RecordedCall, tangents: Tangents | None) -> Evidence:
     """Finds what tells the causes of a call from those of another, for little more than an eager run.
 
     Args:
         call: the call.
-        seen: what :func:`border` has returned.
         tangents: as for :func:`find`.
     """
-    found = unseen(_Replay(call, {}, tangents, None, [], {}).evidence)
-    return found if found.key is None else Evidence((seen, found.key), found.kernels)
+    return unseen(_Replay(call, {}, tangents, None, [], {}).evidence)
 
 
 def observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.Kernels:
@@ -288,7 +286,7 @@ class _Replay:
             if sources:
                 return Evidence(tuple(sources), [])
         found = self.observed_kernels()
-        return Evidence(tuple(found) or None, found)
+        return Evidence(tuple(found), found)
 
     def observed_kernels(self) -> kernels.Kernels:
         """Returns the kernels where non-finite values began; none if they cannot be observed."""
