@@ -101,6 +101,8 @@ class TORCHNAN_API BoundCache {
   // Records that others may have written there just now.
   void mark_stale(const at::Tensor& tensor) noexcept;
   void mark_stale(c10::StorageImpl& storage) noexcept;
+  // Records that an operation has written there, and that its values are not known.
+  void mark_written_unseen(const at::Tensor& tensor) noexcept;
   // Records that others can write there for as long as the storage lives. Takes a lock the first time.
   void record_exported(const at::Tensor& tensor);
   void record_exported(const c10::Storage& storage);

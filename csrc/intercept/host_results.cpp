@@ -256,7 +256,11 @@ bool HostResults::saves_a_launch(double max_abs) const {
 
 Outcome HostResults::skip(const at::Tensor& result, Skip reason) {
   thread_.counters().count_skipped(reason);
-  if (plan_.writes_in_place()) bound_cache().mark_stale(result);  // for example if it is written as integers
+  if (plan_.writes_in_place() && reason == Skip::kNotFloating) {
+    bound_cache().mark_written_unseen(result);  // the memory may be read as floating-point numbers
+  } else if (plan_.writes_in_place()) {
+    bound_cache().mark_stale(result);
+  }
   return Outcome::kSkipped;
 }
 

@@ -16,6 +16,7 @@
 #include "origin/collectives.h"
 #include "origin/harm.h"
 #include "origin/memory_region.h"
+#include "origin/moved_bytes.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/origin_records.h"
 #include "detection/error_containment.h"
@@ -317,20 +318,10 @@ void OpCall::check_values(Results& results, const at::Tensor& result, int64_t ou
       if (plan_.proves_nonnegative_input) record_sign_of_argument(output);
       break;
     case Outcome::kSkipped:
-      if (plan_.is_passthrough && nonfinite_registry().in_use()) remember_copied_bytes(result);
+      if (may_move_bytes(plan_)) record_moved_bytes(plan_, operands_of_saved(), result, output);
       break;
     case Outcome::kDeferred:
       break;
-  }
-}
-
-// A copy of memory as bytes, as copy.deepcopy() makes it, takes over the records of its original.
-void OpCall::remember_copied_bytes(const at::Tensor& copy) {
-  for (size_t k = 0; k < saved_.size(); ++k) {
-    if (plan_.mutated_argument_at(k) != nullptr || !saved_[k].isTensor()) continue;
-    const at::Tensor& original = saved_[k].toTensor();
-    const bool is_same = original.scalar_type() == copy.scalar_type() && original.nbytes() == copy.nbytes();
-    if (is_same && original.is_contiguous() && copy.is_contiguous()) nonfinite_registry().remember_copy(original, copy);
   }
 }
 

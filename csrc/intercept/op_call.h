@@ -62,7 +62,6 @@ class OpCall {
   at::Tensor saved_tensor_named(std::string_view name) const;
   template <typename Results>
   void check_result(Results& results, const at::Tensor& result, int64_t output);
-  void remember_copied_bytes(const at::Tensor& copy);
   bool record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output);
   c10::SmallVector<Operand, 12> operands_of_saved() const;
   void record_bad_result(const at::Tensor& result, int64_t output);  // if it is non-finite

@@ -6,6 +6,7 @@
 #include "detection/error_containment.h"
 #include "intercept/op_entry.h"
 #include "intercept/device_results.h"
+#include "origin/moved_bytes.h"
 #include "origin/nonfinite_registry.h"
 
 namespace torchnan {
@@ -52,7 +53,7 @@ size_t SmallCall::check(c10::ArrayRef<const at::Tensor*> results) {
       const at::Tensor& result = *results[checked];
       if (!result.defined()) continue;
       const ScanResult verdict = check_finite(result);
-      if (verdict.skip == Skip::kNotFloating && !plan_->writes_in_place()) {
+      if (verdict.skip == Skip::kNotFloating && !plan_->writes_in_place() && !may_move_bytes(*plan_)) {
         counters.count_skipped(verdict.skip);
         continue;
       }

@@ -6,6 +6,7 @@
 #include "intercept/disproof.h"
 #include "intercept/op_entry.h"
 #include "intercept/op_call.h"
+#include "origin/moved_bytes.h"
 #include "origin/nonfinite_registry.h"
 #include "detection/error_containment.h"
 #include "scan/storage_ranges.h"
@@ -79,7 +80,7 @@ void UnboxedCall::take_over(const OpPlan& plan) {
 bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments,
                                 size_t first) {
   if (on_host_) run_contained(session_, "tightening bounds", [&] { on_host_->tighten(arguments, results); });
-  const bool all_finite = on_device_ ? check_each(*on_device_, results, first) : check_each(*on_host_, results, first);
+  const bool all_finite = on_device_ ? check_each(*on_device_, results, arguments, first) : check_each(*on_host_, results, arguments, first);
   if (on_device_) run_contained(session_, "resolving device results", [this] { on_device_->finish(); });
   if (on_host_ && on_host_->disproof()) [[unlikely]]
     report_disproof(session_, *plan_, arguments, *on_host_->disproof());
@@ -88,13 +89,17 @@ bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::A
 }
 
 template <typename Results>
-bool UnboxedCall::check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results, size_t first) {
+bool UnboxedCall::check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results,
+                             c10::ArrayRef<Operand> arguments, size_t first) {
   bool all_finite = true;
   for (size_t output = first; output < results.size(); ++output) {
     if (!results[output]->defined()) continue;
     const bool is_checked = run_contained(session_, "checking results", [&] {
-      const Outcome outcome = checks.check(*results[output], static_cast<int64_t>(output), false);
+      const auto index = static_cast<int64_t>(output);
+      const Outcome outcome = checks.check(*results[output], index, false);
       all_finite &= outcome != Outcome::kNonFinite;
+      if (outcome == Outcome::kSkipped && may_move_bytes(*plan_))
+        record_moved_bytes(*plan_, arguments, *results[output], index);
     });
     if (!is_checked) bound_cache().forget(*results[output]);
   }

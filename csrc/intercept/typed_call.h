@@ -55,7 +55,8 @@ class UnboxedCall {
 
  private:
   template <typename Results>
-  bool check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results, size_t first);
+  bool check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments,
+                  size_t first);
 
   ThreadState& thread_;
   DetectionSession& session_;

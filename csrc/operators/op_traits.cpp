@@ -171,6 +171,8 @@ constexpr std::array kDataMovement = {
     "fill_diagonal_"sv,
     "unbind_copy"sv,
     "split_copy"sv,
+    "split_with_sizes_copy"sv,
+    "all_gather_copy_in"sv,
     "slice_scatter"sv,
     "select_scatter"sv,
     "diagonal_scatter"sv,

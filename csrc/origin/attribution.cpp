@@ -67,7 +67,7 @@ void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_a
 
 void propagate_unscanned(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result,
                          bool is_pending) {
-  if (bad_arguments.empty() || !scannable_values(result).defined()) return;
+  if (bad_arguments.empty()) return;
   const Step step{&call.plan, current_call_site(call.session, call.thread).live};
   std::vector<Cause> causes;
   for (const BadArgument& argument : bad_arguments) {

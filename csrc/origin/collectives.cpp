@@ -19,6 +19,7 @@
 #include "bounds/dtype_range.h"
 #include "origin/elementwise_attribution.h"
 #include "origin/memory_region.h"
+#include "origin/moved_bytes.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/origin_records.h"
 #include "origin/unused_results.h"
@@ -283,6 +284,12 @@ bool HostCollective::may_come_back(const at::Tensor& sent, int64_t position, con
 
 void HostCollective::inspect(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
                              c10::SmallVectorImpl<BadArgument>& bad_arguments) {
+  const std::string& name = call_.plan.argument_names[call_.plan.saved_arguments[argument.saved_index]];
+  if (may_be_bytes(sent)) {
+    if (auto moved = nonfinite_registry().find_in_bytes(sent))
+      bad_arguments.push_back({sent, name, -1, moved->possible_kinds(), std::move(moved)});
+    return;
+  }
   const at::Tensor values = scannable_values(sent);
   if (!values.defined()) return;
   BoundCache::Entry known = bound_cache().find(values);
@@ -293,7 +300,6 @@ void HostCollective::inspect(const at::Tensor& sent, int64_t position, const OpP
     if (verdict.skip != Skip::kNone) return;
     thread_.counters().count_scanned(verdict.bytes);
     if (!verdict.finite) {
-      const std::string& name = call_.plan.argument_names[call_.plan.saved_arguments[argument.saved_index]];
       bad_arguments.push_back(bad_argument(call_, values, name, -1, kinds_of(values), argument.writes));
       return;
     }
@@ -336,8 +342,10 @@ void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
 }
 
 void HostCollective::expect(const at::Tensor& received, bool is_sent, c10::ArrayRef<BadArgument> bad_arguments) {
-  const at::Tensor values = scannable_values(received);
+  const bool is_bytes = may_be_bytes(received);
+  const at::Tensor values = is_bytes ? received : scannable_values(received);
   if (!values.defined()) return;
+  if (is_bytes) note_received_bytes();
   record_received_part(values, bound_cache().find(values), work_);
   bound_cache().record_pending_collective(values, &call_.plan.name);
   if (!bad_arguments.empty()) {

@@ -14,12 +14,6 @@
 namespace torchnan {
 namespace {
 
-NonfiniteRegistry::ProvenancePtr both(const Provenance& a, const Provenance& b) {
-  std::vector<Cause> causes = a.causes();
-  causes.insert(causes.end(), b.causes().begin(), b.causes().end());
-  return std::make_shared<Provenance>(std::move(causes));
-}
-
 NonfiniteRegistry& of_process = *new NonfiniteRegistry;  // never destroyed: threads may outlive static destructors
 
 // Values that were not read before are gone unread.
@@ -32,7 +26,26 @@ void mark_overwritten(const Regions& regions) {
   for (const auto& region : regions) mark_overwritten(*region.provenance);
 }
 
+// The part of a region that lies in others, as a dense tensor of its dtype; the region itself if it has gaps.
+MemoryRegion part_within(const MemoryRegion& region, const MemoryRegion& bytes) {
+  MemoryRegion part = region;
+  if (!region.dense) return part;
+  const auto item = static_cast<int64_t>(c10::elementSize(region.dtype));
+  const int64_t first = std::max(region.begin, bytes.begin) / item;
+  const int64_t last = (std::min(region.end, bytes.end) + item - 1) / item;
+  part.offset = first;
+  part.sizes = {last - first};
+  part.strides = {1};
+  return part;
+}
+
 }  // namespace
+
+NonfiniteRegistry::ProvenancePtr joined(const Provenance& a, const Provenance& b) {
+  std::vector<Cause> causes = a.causes();
+  causes.insert(causes.end(), b.causes().begin(), b.causes().end());
+  return std::make_shared<Provenance>(std::move(causes), a.pending() || b.pending());
+}
 
 // Whether the older region has a non-finite value that the newer write has not replaced.
 bool NonfiniteRegistry::has_values_outside(const Region& old, const MemoryRegion& written,
@@ -47,7 +60,7 @@ bool NonfiniteRegistry::has_values_outside(const Region& old, const MemoryRegion
 void NonfiniteRegistry::merge_last(std::vector<Region>& regions) {
   const Region& last = regions.back();
   Region merged = regions[regions.size() - 2];
-  merged.provenance = both(*merged.provenance, *last.provenance);
+  merged.provenance = joined(*merged.provenance, *last.provenance);
   merged.merge(last);
   regions.pop_back();
   regions.back() = std::move(merged);
@@ -106,10 +119,28 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
     } else if (found != region->provenance) {
       const bool is_one_mask = found->is_intentional() && region->provenance->is_intentional();  // written row by row
       if (!is_one_mask && is_of_newer()) break;
-      found = both(*found, *region->provenance);
+      found = joined(*found, *region->provenance);
     }
     if (covers(*region, wanted)) break;
     if (!region->merged && region->dtype == wanted.dtype) newer.emplace_back(*region);
+  }
+  return found;
+}
+
+NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find_in_bytes(const at::Tensor& tensor) const {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !contains(tensor)) return nullptr;
+  const MemoryRegion wanted(tensor);
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(storage);
+  if (entry == entries_.end()) return nullptr;
+  ProvenancePtr found;
+  for (const Region& region : entry->second.regions) {
+    if (!overlap(region, wanted) || region.provenance == found) continue;
+    const bool is_moved = c10::isIntegralType(region.dtype, /*includeBool=*/true);  // its bytes came from elsewhere
+    const auto holder = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
+    if (!is_moved && !kinds_of(part_within(region, wanted).tensor_in(holder)).any()) continue;
+    found = found == nullptr ? region.provenance : joined(*found, *region.provenance);
   }
   return found;
 }
@@ -177,17 +208,17 @@ void NonfiniteRegistry::settle(const at::Tensor& tensor) {
   size_ = entries_.size();
 }
 
-void NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tensor& copy) {
+bool NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tensor& copy) {
   const c10::StorageImpl* from = storage_of(original);
   const c10::StorageImpl* to = storage_of(copy);
-  if (from == nullptr || to == nullptr || from == to) return;
+  if (from == nullptr || to == nullptr || from == to) return false;
   const MemoryRegion read(original);
   const MemoryRegion written(copy);
   const int64_t shift = written.begin - read.begin;
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(copy.storage().getWeakStorageImpl());
   const std::lock_guard lock(mutex_);
   const auto known = entries_.find(from);
-  if (known == entries_.end()) return;
+  if (known == entries_.end()) return false;
   std::vector<Region> copied;
   for (const Region& region : known->second.regions) {
     const auto item = static_cast<int64_t>(c10::elementSize(region.dtype));
@@ -197,12 +228,13 @@ void NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tens
     moved.tensor = decltype(moved.tensor)(at::Tensor().getIntrusivePtr());
     copied.push_back(std::move(moved));
   }
-  if (copied.empty()) return;
+  if (copied.empty()) return false;
   filter_.add(to);
   auto& regions = entries_.try_emplace(to, Entry{std::move(weak), {}, nullptr}).first->second.regions;
   size_ = entries_.size();
   for (Region& region : copied) regions.push_back(std::move(region));
   while (regions.size() > kMaxRegions) merge_last(regions);
+  return true;
 }
 
 std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::alive() const {

@@ -38,13 +38,18 @@ class TORCHNAN_API NonfiniteRegistry {
   // not observed. It has the causes of everything that overlaps with the tensor.
   ProvenancePtr find(const at::Tensor& tensor) const;
 
+  // Returns the provenance of the non-finite values whose bytes `tensor`, which holds integers, covers; null if there are
+  // none.
+  ProvenancePtr find_in_bytes(const at::Tensor& tensor) const;
+
   // Whether there is a record about the storage of `tensor`. Takes a lock only if there may be one.
   bool contains(const at::Tensor& tensor) const;
 
   void remember(const at::Tensor& tensor, ProvenancePtr provenance);
 
-  // Copies the records about the bytes of `original` to those of `copy`. Both are contiguous and of one size.
-  void remember_copy(const at::Tensor& original, const at::Tensor& copy);
+  // Copies the records about the bytes of `original` to those of `copy`. Both are contiguous and of one size. Returns
+  // whether there were any that do not reach beyond `original`.
+  bool remember_copy(const at::Tensor& original, const at::Tensor& copy);
 
   // Removes the records that a write to `tensor`, which is finite now, has overwritten.
   void settle(const at::Tensor& tensor);
@@ -110,6 +115,9 @@ class TORCHNAN_API NonfiniteRegistry {
   std::atomic<bool> has_dependent_{false};
   size_t look_at_size_ = kFewEntries;  // for expired entries
 };
+
+// Returns a provenance with the causes of both.
+NonfiniteRegistry::ProvenancePtr joined(const Provenance& a, const Provenance& b);
 
 // Returns the registry of the process: tensors travel between threads and sessions.
 TORCHNAN_API NonfiniteRegistry& nonfinite_registry();

@@ -205,6 +205,65 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("reduce_scatter_"), made("_to_copy", line=True)),
     ),
+    "a tensor that is sent as bytes": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    x = torch.empty(4)
+    if rank == 1:
+        x = torch.zeros(4) / (0.0 if planted else 1.0)  # PLANTED
+    dist.broadcast(x.view(torch.uint8), 1)
+    x.sum().item()
+    del x
+""",
+        (received("broadcast_", origin="input"), made("div", line=True)),
+    ),
+    "weights packed as bytes": Program(
+        """
+net = nn.Linear(4, 3)
+with torchnan.detect(action="log") as watch, torch.no_grad():
+    if rank == 1 and planted:
+        net.bias.mul_(0).div_(0.0)  # PLANTED
+    packed = torch.cat([p.reshape(-1).view(torch.uint8) for p in net.parameters()])
+    bucket = torch.empty(60, dtype=torch.uint8)
+    bucket.copy_(packed)
+    dist.broadcast(bucket, 1)
+    parts = [torch.empty_like(part) for part in bucket.split([48, 12])]
+    torch._foreach_copy_(parts, list(bucket.split([48, 12])))
+    for p, part in zip(net.parameters(), parts):
+        p.copy_(part.view(torch.float32).view_as(p))
+    net(torch.ones(2, 4)).sum().item()
+""",
+        (received("broadcast_", origin="parameter", name="bias"), made("div_", line=True)),
+    ),
+    "parameters of two dtypes that FSDP gathers as bytes": Program(
+        """
+from torch.distributed.fsdp import fully_shard
+class Scaled(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8, bias=False)
+        self.scale = nn.Parameter(torch.ones(8, dtype=torch.bfloat16), requires_grad=False)
+    def forward(self, x):
+        return super().forward(x) * self.scale
+model = Scaled()
+fully_shard(model)
+with torchnan.detect(action="log") as watch:
+    train(model)
+    if planted and rank == 1:
+        with torch.no_grad():
+            model.weight.to_local().mul_(0).div_(0.0)  # PLANTED
+    train(model)
+""",
+        (received("_allgather_base_"), made("div_", line=True)),
+    ),
+    "bytes that are written into new memory": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    x = torch.empty(16, dtype=torch.uint8)
+    x.copy_(torch.tensor([0, 0, 192 if planted else 0, 127 if planted else 0] * 4, dtype=torch.uint8))
+    x.view(torch.float32).sum().item()
+""",
+        ({"origin": "input", "op": "sum"}, {"origin": "input", "op": "sum"}),
+    ),
     "a tensor inside an object": Program(
         """
 with torchnan.detect(action="log") as watch:
