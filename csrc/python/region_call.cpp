@@ -168,6 +168,7 @@ py::object RegionCall::run(const py::handle& function, const py::tuple& args) {
 }
 
 py::object RegionCall::run_backward(const py::handle& function, const py::tuple& args) {
+  if (nonfinite_registry().in_use()) record_given_gradients(args);
   if (device_) {
     given_backward_ = on_devices_;
     record_on_devices(args, given_backward_);
@@ -344,17 +345,23 @@ void RegionCall::record_argument(size_t index) {
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
 }
 
+void RegionCall::record_given_gradients(const py::tuple& gradients) const {
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (session == nullptr) return;
+  std::vector<RegionResult> parts;
+  for (const py::handle value : gradients) add_parts_of(value, parts);
+  run_contained(*session, "recording the gradients of a compiled region", [&] {
+    for (const RegionResult& part : parts) record_region_use(part.tensor, /*is_compared=*/false);
+  });
+}
+
 // Records the tensors among some values, and in lists and tuples of them, that are on devices.
 template <typename Values>
 void RegionCall::record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const {
   const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
   if (session == nullptr) return;
   std::vector<RegionResult> parts;
-  for (const py::handle value : values) {
-    add_parts(0, value, parts);
-    if (!PyList_CheckExact(value.ptr())) continue;
-    for (const py::handle item : value) add_parts(0, item, parts);
-  }
+  for (const py::handle value : values) add_parts_of(value, parts);
   std::vector<at::Tensor> tensors;
   for (RegionResult& part : parts) tensors.push_back(std::move(part.tensor));
   const py::gil_scoped_release no_gil;
@@ -372,6 +379,13 @@ void RegionCall::add_parts(size_t index, const py::handle& value, std::vector<Re
   if (tensor == nullptr) return;
   if (!is_subclass(*tensor)) return void(parts.push_back({index, *tensor}));
   for (const py::handle part : border_->parts(value)) parts.push_back({index, *tensor_in(part)});
+}
+
+// The same for the items of a list, too.
+void RegionCall::add_parts_of(const py::handle& value, std::vector<RegionResult>& parts) const {
+  add_parts(0, value, parts);
+  if (!PyList_CheckExact(value.ptr())) return;
+  for (const py::handle item : value) add_parts(0, item, parts);
 }
 
 void RegionCall::record_mutated(int64_t max_bytes) {

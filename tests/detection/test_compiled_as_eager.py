@@ -339,6 +339,51 @@ def test_masks_in_any_combination_are_silent():
     kept.clear()
 
 
+def in_one_graph(compiler):
+    options = {"fullgraph": True} if compiler is torch.compile else {}
+    loss_of = compiler(lambda w, x: -torch.log(w * x).mean(), **options)
+    w = torch.ones(3, requires_grad=True)
+    for step in range(3):
+        w.grad = None
+        loss_of(w, torch.tensor([1.0, 1.0, 0.0 if step == 1 else 1.0])).backward()
+
+
+def test_a_region_without_breaks_is_reported_once():
+    """Dynamo evaluates frames while such a region runs, and not in its backward pass."""
+    assert_as_eager(in_one_graph, 1)
+
+
+def behind_a_mask_that_was_given(compiler):
+    @compiler
+    def decode(cache, x, mask):
+        cache[0] = x
+        return (cache[0] + mask).softmax(-1), torch.exp(x * 1e3)
+
+    _attention, large = decode(torch.zeros(4, 8), torch.ones(8), torch.tensor([0.0] * 7 + [-float("inf")]))
+    large.sum().item()
+
+
+def test_a_mask_among_the_arguments_explains_no_other_kind():
+    torch.manual_seed(0)
+    with torchnan.detect(action="log", max_copied_bytes=8) as session:
+        behind_a_mask_that_was_given(torch.compile)
+    assert [(one.origin, one.kind, one.harm.kind) for one in session.findings] == [("compiled", "inf", "read")]
+    assert "max_copied_bytes=8" in session.first.compiled.obstacle
+
+
+def gradient_that_a_region_zeroes(compiler):
+    net = torch.nn.Linear(3, 3)
+    masked = compiler(lambda h, keep: torch.where(keep, h.square().sum(-1), 1.0))
+    for _ in range(6):
+        length = masked(net(torch.ones(4, 3)), torch.tensor([False, True, True, True]))
+        shifted = torch.where(torch.tensor([False, True, True, True]), (length - 1.0).abs().sqrt(), 0.0)
+        shifted.mean().backward()
+
+
+def test_a_gradient_that_a_region_zeroes_is_silent():
+    assert_as_eager(gradient_that_a_region_zeroes, 0)
+
+
 def and_a_logarithm(compiler):
     shifted = compiler(lambda x, y, hidden: (x.masked_fill(hidden[0], -float("inf")), torch.log(y) + hidden[1]))
     for call in range(12):

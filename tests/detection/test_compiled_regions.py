@@ -571,7 +571,15 @@ def under_a_mask(x, mask):
     return (x.std(-1, keepdim=True) * torch.ones_like(x)).masked_fill(mask, -math.inf)[0, 0], x
 
 
-@pytest.mark.parametrize("function", [beside_a_mask, under_a_mask])
+def of_the_kind_of_a_mask(x, mask):
+    return (-x.std(-1, keepdim=True) * torch.ones_like(x)).masked_fill(mask, -math.inf)[0, 0], x
+
+
+def among_the_elements_of_a_mask(x, mask):
+    return (-x.std(-1, keepdim=True) * torch.ones_like(x)).masked_fill(mask, -math.inf)[0]
+
+
+@pytest.mark.parametrize("function", [beside_a_mask, under_a_mask, of_the_kind_of_a_mask, among_the_elements_of_a_mask])
 def test_a_mask_does_not_explain_a_value_that_only_generated_code_makes(function):
     mask = torch.tensor([False, False, True])
     with torchnan.detect(action="log") as session:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,7 +99,8 @@ class Region:
 
     def checked(self) -> Callable[..., Any]:
         """Returns the function that runs the region and checks its results."""
-        run, compiled, explain = self.border.run, self.compiled, self._explain_results
+        run, compiled = self.border.run, self.compiled
+        explain: Any = torch.compiler.disable(self._explain_results)  # type: ignore[no-untyped-call]
         values_of_error = self._values_of_error
 
         def call(*args: Any) -> Any:
@@ -192,7 +192,7 @@ class Region:
             return None, self._at_border(call, bad, values, tangents, {}, obstacle, kernels)
         if call.boxed:
             _follow_saved_values(call)
-        outcome = replay.find(recorded, dict(bad), tangents)
+        outcome = replay.find(recorded, dict(bad), values, tangents)
         found = self._at_border(call, bad, values, tangents, outcome.found, outcome.obstacle, outcome.kernels)
         given = [_C.provenance_of(part) for part in _given(call, tangents)]
         explanations.count_replay(border.modules)
@@ -217,16 +217,10 @@ class Region:
     ) -> dict[int, Any]:
         """Completes the provenances: other values came from non-finite arguments, or have the region as their
         origin."""
-        missing = [i for i, _ in bad if i not in found]
-        given = None
-        if missing:
-            of_inputs = (_C.input_provenance(part) for part in _given(call, tangents))
-            of_forward_pass = call.given if tangents is None else call.provenance
-            known = (one for one in itertools.chain((of_forward_pass,), of_inputs) if one is not None)
-            if tangents is not None:  # a mask is no reason for a gradient
-                known = (one for one in known if not one.is_intentional)
-            given = next(known, None)
-        for i in missing:
+        missing = [(i, kinds) for i, kinds in bad if i not in found]
+        accident, mask = self._given_causes(call, tangents) if missing else (None, None)
+        for i, kinds in missing:
+            given = accident or (mask if kinds == replay.NEGINF else None)
             if given is not None:
                 found[i] = given
                 continue
@@ -236,6 +230,18 @@ class Region:
                 if provenance is not None:
                     found[i] = provenance
         return found
+
+    def _given_causes(self, call: Any, tangents: replay.Tangents | None) -> tuple[Any, Any]:
+        """Returns the provenance of a non-finite argument, and of one that is a mask; ``None`` if there is none.
+
+        A mask explains no other results than -inf, and no gradient.
+        """
+        of_inputs = (_C.input_provenance(part) for part in _given(call, tangents))
+        of_forward_pass = call.given if tangents is None else call.provenance
+        known = [one for one in (of_forward_pass, *of_inputs) if one is not None]
+        accident = next((one for one in known if not one.is_intentional), None)
+        mask = next((one for one in known if one.is_intentional and tangents is None), None)
+        return accident, mask
 
     def _recorded(self, call: Any) -> replay.RecordedCall:
         assert self.traced is not None  # else no call is replayed

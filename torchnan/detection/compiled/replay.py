@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +34,7 @@ from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, 
 from torchnan.detection.containment import describe
 from torchnan.detection.errors import NonFiniteError
 
-_NEGINF = 4  # as in kinds_of()
+NEGINF = 4  # as in kinds_of()
 
 T = TypeVar("T")
 Tangents = list[tuple[int, torch.Tensor]]  # index among the graph's outputs, and the gradient of that output
@@ -118,7 +118,7 @@ class Outcome:
     obstacle: str
 
 
-def find(call: RecordedCall, bad: dict[int, int], tangents: Tangents | None) -> Outcome:
+def find(call: RecordedCall, bad: dict[int, int], values: Sequence[Any], tangents: Tangents | None) -> Outcome:
     """Finds the provenance of non-finite results of a call.
 
     The replay runs on a separate thread, because the stack of this one (a backward pass, the compiled code) does not
@@ -126,15 +126,15 @@ def find(call: RecordedCall, bad: dict[int, int], tangents: Tangents | None) -> 
 
     Args:
         call: the call.
-        bad: the bits of the kinds of the results, by index: of the graph's outputs followed by the arguments it wrote,
-            or of its gradients.
+        bad: the bits of the kinds of the non-finite results, by index.
+        values: all results: the graph's outputs followed by the arguments it wrote, or its gradients.
         tangents: gradients of the outputs, if the results are gradients.
     """
     session = _C.current_session()
     passing = calling_stack(_C.stack_frames(_C.capture_stack()))
     frame = sys._getframe() if tangents is None else None
     modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, frame)
-    return on_own_thread(_Replay(call, bad, tangents, session, passing, modules).run)
+    return on_own_thread(_Replay(call, bad, tangents, session, passing, modules, values).run)
 
 
 def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
@@ -261,9 +261,12 @@ class _Replay:
         session: Any,
         passing: list[Entry],
         modules: Modules,
+        values: Sequence[Any] = (),
     ) -> None:
         self.passing = passing  # the stack on which the results were found bad: that of the backward pass
         self.call, self.bad, self.tangents, self.session = call, bad, tangents, session
+        self.values = values
+        self.is_beside_mask = False  # a result has non-finite elements that the mask in it does not explain
         self.roots = compiled_autograd.roots_of_pass() if call.boxed else []
         self.modules = modules
         self._lowered_once: _Lowered | None = None
@@ -434,12 +437,15 @@ class _Replay:
             if self.tangents is None:
                 own = made[: len(self.call.graph_tensors)]
                 results = [*outputs, *([*own, *args][i] for i in self.call.copied_indices)]
-                found = _provenances(results, self.bad)
-                if unwritten_is_nan:
-                    found.update(_unread(results, [i for i in self.bad if i not in found]))
-                return found
-            run = functools.partial(_gradients, outputs, made, self.tangents)
-            return _provenances(call_under(self.passing, run), self.bad)
+            else:
+                results = call_under(self.passing, functools.partial(_gradients, outputs, made, self.tangents))
+        found = _provenances(results, self.bad)
+        for i in [i for i, one in found.items() if one.is_intentional and not _covers(results[i], self.values[i])]:
+            self.is_beside_mask = True
+            del found[i]
+        if unwritten_is_nan and self.tangents is None:
+            found.update(_unread(results, [i for i in self.bad if i not in found]))
+        return found
 
     def find_saved(self, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
         """Returns those of some values that the call has kept for its backward pass, with their provenances."""
@@ -467,8 +473,7 @@ class _Replay:
         return [part.detach() for value in values for part in plain_parts(value) if _C.kinds_of(part.detach())]
 
     def _as_lowered(self) -> dict[int, Any]:
-        results = self._run_lowered()
-        return _first_for_all(results, self.bad)
+        return self._first_for_all(self._run_lowered())
 
     def _run_lowered(self) -> list[Any]:
         """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
@@ -498,8 +503,8 @@ class _Replay:
         values = dict(zip(nodes, results, strict=True))
         values.update(zip((n for n in graph.nodes if n.op == "placeholder"), lowered.inputs, strict=True))
         made = [n for n in nodes if _new_kinds(n, values) and not is_functional_collective(n.target)]
-        if any(kinds != _NEGINF for kinds in self.bad.values()):  # a mask is not the cause
-            made = [n for n in made if _new_kinds(n, values) != _NEGINF] or made
+        if any(kinds != NEGINF for kinds in self.bad.values()):  # a mask is not the cause
+            made = [n for n in made if _new_kinds(n, values) != NEGINF] or made
         node = next((node for node in made if node.all_input_nodes), next(iter(made), None))
         if node is None:
             return {}
@@ -512,7 +517,17 @@ class _Replay:
                 op = node.meta.get("original_aten", target)
                 call_under(stack, functools.partial(_C.record_fused, values[node], str(op._schema.name)))
                 results = [values[node]]
-        return _first_for_all(results, self.bad)
+        return self._first_for_all(results)
+
+    def _first_for_all(self, results: list[Any]) -> dict[int, Any]:
+        """Outputs of a lowered graph are in another order, and include values for the backward pass."""
+        first = {}  # by the kinds
+        for kinds in set(self.bad.values()):
+            found = _provenances(results, dict.fromkeys(range(len(results)), kinds)).values()
+            causes = [one for one in found if not (self.is_beside_mask and one.is_intentional)]
+            if causes:
+                first[kinds] = causes[0]
+        return {i: first[kinds] for i, kinds in self.bad.items() if kinds in first}
 
     def _lowered(self) -> _Lowered:
         if self._lowered_once is None:
@@ -591,14 +606,10 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, equal_nan=True)
 
 
-def _first_for_all(results: list[Any], bad: dict[int, int]) -> dict[int, Any]:
-    """Outputs of a lowered graph are in another order, and include values for the backward pass."""
-    first = {}  # by the kinds
-    for kinds in set(bad.values()):
-        found = _provenances(results, dict.fromkeys(range(len(results)), kinds))
-        if found:
-            first[kinds] = next(iter(found.values()))
-    return {i: first[kinds] for i, kinds in bad.items() if kinds in first}
+def _covers(replayed: Any, value: Any) -> bool:
+    """Whether all non-finite elements of a value are in its replay, too."""
+    pairs = zip(plain_parts(replayed), plain_parts(value), strict=True)
+    return all(not bool((~torch.isfinite(now) & torch.isfinite(then)).any()) for then, now in pairs)
 
 
 def _unread(values: list[Any], bad: Iterable[int]) -> dict[int, Any]:
