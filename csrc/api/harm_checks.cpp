@@ -92,7 +92,9 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const s
     const OriginRecord& origin = *live->provenance->first().origin;
     if (origin.session.lock().get() != &session || is_inherited(origin)) continue;
     if (held.as_gradient && origin.compared) continue;  // user code has checked the gradient and skipped the step
-    const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
+    const bool is_as_received = !origin.collective.empty() && live->provenance->first().steps.empty();
+    const bool is_buffer = is_as_received && !origin.owner;  // a pipeline receives into leaves
+    const HarmKind kind = is_parameter(held.tensor) && !is_buffer ? HarmKind::kParameter : HarmKind::kAlive;
     auto finding = make_harm_finding(session, *live->provenance, kind, live->kinds, current_place(),
                                      [&] { return name_of_held(session, live->values, kind); });
     if (finding) errors.emplace(origin.sequence, std::move(*finding));
@@ -122,8 +124,10 @@ std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
     const bool is_unread = std::find(unread.begin(), unread.end(), provenance) != unread.end();
     const bool is_as_received = !cause.first_computation && !is_exhausted(*provenance);
     const bool came_in = !cause.origin->collective.empty() && is_as_received;
-    if (came_in && is_parameter(tensor)) {
-      provenance = provenance_of_argument(end, values, kinds);  // it has its name, as if an operation had read it
+    // It has the name of the parameter, as if an operation had read it.
+    const auto as_argument = came_in && is_parameter(tensor) ? provenance_of_argument(end, values, kinds) : nullptr;
+    if (as_argument != nullptr && as_argument->first().origin->owner) {
+      provenance = as_argument;
     } else if (is_unread && came_in && !tells_unread) {
       return std::nullopt;
     }

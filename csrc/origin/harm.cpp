@@ -79,10 +79,11 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
   return harm;
 }
 
-// Whether another value that the same collective brought in the step was reported.
+// Whether another value that the same collective brought in the step was reported. A metric is no reason for weights:
+// a program without an optimizer has one step.
 bool is_reported_of_collective(const DetectionSession& session, const std::shared_ptr<OriginRecord>& origin) {
   if (origin->collective.empty()) return false;
-  const auto first = one_origin_of(origin->collective, session, origin);
+  const auto first = one_origin_of(origin->collective + (origin->owner ? " of weights" : ""), session, origin);
   return first != origin && first->reported;
 }
 

@@ -123,6 +123,7 @@ void fill_intentional_arguments(const CallContext& call, OriginRecord& origin) {
       if (!frame.file.empty()) input->constant = fmt::format("{}:{}", frame.file, frame.line);
     } else if (earlier.is_intentional()) {
       origin.incoming = fmt::format("the -inf in {} {}", argument.name, way_of_mask(earlier, tensor, call.session));
+      if (earlier.seen_by_scaler) origin.seen_by_scaler = true;  // the gradients are clipped, and the step is skipped
     }
   }
 }
@@ -197,7 +198,7 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
   name_parameter_of_node(origin->site, call.session, origin->facts);
   name_parameters_of_bucket(result, call.session, origin->facts);
   origin->facts.item = query_dataset_item(result, call.session);
-  origin->seen_by_scaler = ask_is_loss_scaling(origin->site, call.session);
+  if (ask_is_loss_scaling(origin->site, call.session)) origin->seen_by_scaler = true;
   origin->exempt = ask_is_shape_inference(origin->site, call.session);
   origin->region = replayed_region();
   if (origin->region != nullptr && origin->region->is_backward) origin->facts.phase = Phase::kBackward;

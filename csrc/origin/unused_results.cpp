@@ -152,12 +152,13 @@ NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, co
   for (const auto& [sent, to_reduction] : found->second.values) {
     const OriginRecord& origin = origin_of(sent);
     if (&origin == &received) continue;
+    // A gradient may come back as a weight, a metric does not.
+    const bool may_come_back = to_reduction || !received.owner || origin.facts.phase == Phase::kBackward;
+    if (!may_come_back) continue;
     if (origin.reported) return sent;
     const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional();
     const bool is_absorbed = origin.computed && !origin.propagated;  // here, so also where it was sent
-    // A gradient may come back as a weight, a metric does not.
-    const bool may_come_back = to_reduction || !received.owner || origin.facts.phase == Phase::kBackward;
-    if (own == nullptr && may_do_harm && !is_absorbed && may_come_back) own = sent;
+    if (own == nullptr && may_do_harm && !is_absorbed) own = sent;
   }
   return own;
 }

@@ -177,6 +177,67 @@ with torchnan.detect(action="log") as watch:
 """,
         (made("_reduce_scatter_base_", line=True), made("_reduce_scatter_base_", line=True)),
     ),
+    "weights after a metric that was reported, without steps": Program(
+        """
+net = nn.Linear(4, 2)
+with torchnan.detect(action="log") as watch:
+    for turn in range(4):
+        if rank == 1 and planted and turn == 3:
+            with torch.no_grad():
+                net.weight.mul_(0).div_(0.0)  # PLANTED
+        metric = torch.ones(0 if planted and rank == 0 and turn == 0 else 2).mean()
+        every = [torch.empty(()) for _ in range(world)]
+        dist.all_gather(every, metric)
+        if rank == 0:
+            metric.item()
+        for parameter in net.parameters():
+            dist.broadcast(parameter.data, 1)
+        if rank == 0:
+            net(torch.ones(1, 4)).sum().item()
+        del metric, every
+""",
+        (made("mean", count=2), made("div_", line=True)),
+    ),
+    "weights after a metric that was received": Program(
+        """
+net = nn.Linear(4, 2)
+with torchnan.detect(action="log") as watch:
+    for turn in range(4):
+        if rank == 1 and planted and turn == 3:
+            with torch.no_grad():
+                net.weight.mul_(0).div_(0.0)  # PLANTED
+        metric = torch.ones(0 if planted and rank == 1 and turn == 0 else 2).mean()
+        dist.broadcast(metric, 1)
+        if rank == 0:
+            metric.item()
+        for parameter in net.parameters():
+            dist.broadcast(parameter.data, 1)
+        if rank == 0:
+            net(torch.ones(1, 4)).sum().item()
+        del metric
+""",
+        (received("broadcast_", origin="input", count=2), made("div_", line=True)),
+    ),
+    "a buffer of a pipeline that requires a gradient": Program(
+        """
+w = nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([w], lr=0.1)
+with torchnan.detect(action="log") as watch:
+    buffer = torch.empty(4, requires_grad=True)
+    for turn in range(3):
+        if rank == 0:
+            x = torch.zeros(4) / (0.0 if planted and turn > 0 else 1.0)  # PLANTED
+            dist.send(x, 1)
+            del x
+        else:
+            with torch.no_grad():
+                dist.recv(buffer, 0)
+            optimizer.zero_grad()
+            (buffer.detach() * w).tanh().sum().backward()
+            optimizer.step()
+""",
+        (made("div", line=True), received("recv_", origin="input", count=1)),
+    ),
     "a part that is large only for another rank": Program(
         """
 with torchnan.detect(action="log") as watch:
