@@ -80,7 +80,8 @@ void UnboxedCall::take_over(const OpPlan& plan) {
 bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments,
                                 size_t first) {
   if (on_host_) run_contained(session_, "tightening bounds", [&] { on_host_->tighten(arguments, results); });
-  const bool all_finite = on_device_ ? check_each(*on_device_, results, arguments, first) : check_each(*on_host_, results, arguments, first);
+  const bool all_finite = on_device_ ? check_each(*on_device_, results, arguments, first)
+                                     : check_each(*on_host_, results, arguments, first);
   if (on_device_) run_contained(session_, "resolving device results", [this] { on_device_->finish(); });
   if (on_host_ && on_host_->disproof()) [[unlikely]]
     report_disproof(session_, *plan_, arguments, *on_host_->disproof());

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <limits>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -24,6 +25,7 @@
 #include "origin/origin_records.h"
 #include "origin/unused_results.h"
 #include "process/fork_safe_mutex.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -246,7 +248,10 @@ HostCollective::HostCollective(const CallContext& call, c10::ArrayRef<c10::IValu
       thread_(thread),
       facts_(read_collective_call(call.plan, arguments)),
       is_broadcast_(call.plan.name.find("broadcast") != std::string::npos),
-      is_reduce_scatter_(call.plan.name.find("reduce_scatter") != std::string::npos) {}
+      is_reduce_scatter_(call.plan.name.find("reduce_scatter") != std::string::npos),
+      is_gather_(call.plan.name.find("gather") != std::string::npos ||
+                 call.plan.name.find("alltoall") != std::string::npos ||
+                 call.plan.name.find("all_to_all") != std::string::npos) {}
 
 // A broadcast reads only the tensors of the root.
 bool HostCollective::is_read(const OpPlan::CollectiveArgument& argument) const {
@@ -286,7 +291,7 @@ void HostCollective::inspect(const at::Tensor& sent, int64_t position, const OpP
                              c10::SmallVectorImpl<BadArgument>& bad_arguments) {
   const std::string& name = call_.plan.argument_names[call_.plan.saved_arguments[argument.saved_index]];
   if (may_be_bytes(sent)) {
-    if (auto moved = nonfinite_registry().find_in_bytes(sent))
+    if (auto moved = nonfinite_registry().find_present(sent))
       bad_arguments.push_back({sent, name, -1, moved->possible_kinds(), std::move(moved)});
     return;
   }
@@ -319,8 +324,11 @@ void HostCollective::expect_received(c10::ArrayRef<BadArgument> bad_arguments) {
   ++started_collectives;
   for (const OpPlan::CollectiveArgument& argument : call_.plan.collective_arguments) {
     if (!is_written(argument)) continue;
-    for_each_nested(call_.saved[argument.saved_index],
-                    [&](const at::Tensor& received) { expect(received, is_read(argument), bad_arguments); });
+    const c10::IValue& saved = call_.saved[argument.saved_index];
+    int64_t position = 0;
+    for_each_nested(saved, [&](const at::Tensor& received) {
+      expect(received, position++, saved, is_read(argument), bad_arguments);
+    });
   }
 }
 
@@ -331,7 +339,7 @@ void HostCollective::expect_result(const at::Tensor& result, c10::ArrayRef<BadAr
                     [&](const at::Tensor& one) { is_argument = is_argument || one.is_same(result); });
     if (is_argument) return;  // marked before the call
   }
-  expect(result, /*is_sent=*/false, bad_arguments);
+  expect(result, 0, result, /*is_sent=*/false, bad_arguments);
 }
 
 void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
@@ -341,22 +349,47 @@ void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
   std::swap(*work_, started);
 }
 
-void HostCollective::expect(const at::Tensor& received, bool is_sent, c10::ArrayRef<BadArgument> bad_arguments) {
+at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, const c10::IValue& argument) const {
+  if (!is_gather_ || facts_.ranks < 2) return values;
+  const bool is_nested = argument.isList() && !argument.toListRef().empty() && argument.toListRef().front().isList();
+  if (is_nested) {  // a list of the ranks' tensors; or one for each rank, if several tensors are gathered at once
+    const c10::ArrayRef<c10::IValue> lists = argument.toListRef();
+    const auto in_each = static_cast<int64_t>(lists.front().toListRef().size());
+    const int64_t rank = lists.size() == 1 ? position : position / std::max<int64_t>(in_each, 1);
+    return rank == facts_.rank ? values : at::Tensor();
+  }
+  if (argument.isList() && call_.plan.name.find("alltoall_") != std::string::npos)
+    return position == facts_.rank ? values : at::Tensor();
+  MemoryRegion part(values);
+  const auto rank = static_cast<size_t>(facts_.rank);
+  const std::vector<int64_t>& splits = facts_.output_splits;
+  if (part.sizes.empty() || (splits.empty() && part.sizes[0] % facts_.ranks != 0)) return values;
+  const int64_t rows = splits.empty() ? part.sizes[0] / facts_.ranks : splits.at(rank);
+  const int64_t first =
+      splits.empty() ? rows * facts_.rank : std::accumulate(splits.begin(), splits.begin() + facts_.rank, int64_t{0});
+  if (rows == 0) return {};
+  part.sizes[0] = rows;
+  part.offset += first * part.strides[0];
+  return part.tensor_in(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(values)));
+}
+
+void HostCollective::expect(const at::Tensor& received, int64_t position, const c10::IValue& argument, bool is_sent,
+                            c10::ArrayRef<BadArgument> bad_arguments) {
   const bool is_bytes = may_be_bytes(received);
   const at::Tensor values = is_bytes ? received : scannable_values(received);
   if (!values.defined()) return;
   if (is_bytes) note_received_bytes();
   record_received_part(values, bound_cache().find(values), work_);
   bound_cache().record_pending_collective(values, &call_.plan.name);
-  if (!bad_arguments.empty()) {
-    propagate_unscanned(call_, bad_arguments, values, /*is_pending=*/true);
-  } else {
+  const at::Tensor own = bad_arguments.empty() ? at::Tensor() : own_part(values, position, argument);
+  if (!own.is_same(values)) {
     if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // the old values
     const auto sent =
         std::find_if(large_.begin(), large_.end(), [&](const auto& one) { return one.first.is_same(values); });
     const bool is_large = sent != large_.end();
     add_received(values, is_large || !is_sent ? origin_ : nullptr, is_large ? sent->second : nullptr);
   }
+  if (own.defined()) propagate_unscanned(call_, bad_arguments, own, /*is_pending=*/true);
   if (!received.is_sparse()) return;
   record_sparse_collective(call_.plan.name, bad_arguments.empty() ? nullptr : nonfinite_registry().find(values));
 }

@@ -34,6 +34,7 @@ struct CollectiveCall {
   int64_t ranks = 1;  // in the group
   std::optional<int64_t> root{};
   Reduction reduction = Reduction::kNone;
+  std::vector<int64_t> output_splits{};  // rows that each rank sends to this one; empty if all send as many
 };
 
 // Reads the arguments of a collective. Without a process group it counts as one of a single rank.
@@ -80,13 +81,17 @@ class HostCollective {
   // Whether this rank receives one of these sums.
   bool may_come_back(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
                      const LargeElements& large) const;
-  void expect(const at::Tensor& received, bool is_sent, c10::ArrayRef<BadArgument> bad_arguments);
+  void expect(const at::Tensor& received, int64_t position, const c10::IValue& argument, bool is_sent,
+              c10::ArrayRef<BadArgument> bad_arguments);
+  // Returns the part of a result that may have the values which this rank has sent. Undefined if there is none.
+  at::Tensor own_part(const at::Tensor& values, int64_t position, const c10::IValue& argument) const;
 
   const CallContext call_;
   ThreadState& thread_;
   const CollectiveCall facts_;
   const bool is_broadcast_;
   const bool is_reduce_scatter_;
+  const bool is_gather_;  // the result has a part for each rank
   std::shared_ptr<StartedWork> work_ = std::make_shared<StartedWork>(no_work());
   at::Tensor may_overflow_;  // a sent tensor, so large that the sum or product may overflow
   c10::SmallVector<std::pair<at::Tensor, LargeElements>, 1> large_;  // of each such tensor that is also the result

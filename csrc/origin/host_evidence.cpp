@@ -143,7 +143,8 @@ void HostEvidence::find_external_arguments() {
     const NonfiniteKinds kinds = kinds_of(tensor);
     if (!kinds.any()) continue;
     if (argument.tensor.is_sparse() && !nonfinite_registry().contains(tensor)) expect_sparse_result(tensor);
-    if (const auto pending = pending_provenance(tensor); pending != nullptr && !nonfinite_registry().contains(tensor)) {
+    const auto pending = pending_provenance(tensor);
+    if (pending != nullptr && pending->explains(kinds) && !nonfinite_registry().contains(tensor)) {
       bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, pending});
     } else if (const auto producer = producer_of_saved_argument(call_.plan.name, argument.name); !producer.empty()) {
       if (!kinds.nan()) continue;  // its table is full of -inf

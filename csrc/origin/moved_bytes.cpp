@@ -40,7 +40,8 @@ bool may_move_bytes(const OpPlan& plan) noexcept {
   return plan.is_data_movement && (has_received_bytes.load(std::memory_order_relaxed) || nonfinite_registry().in_use());
 }
 
-void record_moved_bytes(const OpPlan& plan, c10::ArrayRef<Operand> arguments, const at::Tensor& result, int64_t output) {
+void record_moved_bytes(const OpPlan& plan, c10::ArrayRef<Operand> arguments, const at::Tensor& result,
+                        int64_t output) {
   if (!may_be_bytes(result)) return;
   const int64_t size = plan.is_foreach_elementwise ? longest_list(arguments) : 1;
   NonfiniteRegistry::ProvenancePtr provenance;
@@ -52,7 +53,7 @@ void record_moved_bytes(const OpPlan& plan, c10::ArrayRef<Operand> arguments, co
       if (collective == nullptr) collective = bound_cache().pending_collective(moved);
       if (!nonfinite_registry().contains(moved)) return;
       if (is_copy(moved, result) && nonfinite_registry().remember_copy(moved, result)) return;
-      const auto found = nonfinite_registry().find_in_bytes(moved);
+      const auto found = nonfinite_registry().find_present(moved);
       if (found != nullptr) provenance = provenance == nullptr ? found : joined(*provenance, *found);
     });
   }

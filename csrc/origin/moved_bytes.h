@@ -1,5 +1,5 @@
-// Floating-point values that are moved as bytes: as integers that share their memory. Integers are not scanned, but what
-// is known of the memory moves with them. FSDP2 gathers parameters of several dtypes in this way.
+// Floating-point values that are moved as bytes: as integers that share their memory. Integers are not scanned, but
+// what is known of the memory moves with them. FSDP2 gathers parameters of several dtypes in this way.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -127,7 +127,7 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
   return found;
 }
 
-NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find_in_bytes(const at::Tensor& tensor) const {
+NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find_present(const at::Tensor& tensor) const {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !contains(tensor)) return nullptr;
   const MemoryRegion wanted(tensor);

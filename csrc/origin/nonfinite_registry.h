@@ -38,9 +38,9 @@ class TORCHNAN_API NonfiniteRegistry {
   // not observed. It has the causes of everything that overlaps with the tensor.
   ProvenancePtr find(const at::Tensor& tensor) const;
 
-  // Returns the provenance of the non-finite values whose bytes `tensor`, which holds integers, covers; null if there are
-  // none.
-  ProvenancePtr find_in_bytes(const at::Tensor& tensor) const;
+  // Returns the provenance of those records whose values are non-finite within the memory of `tensor`, whatever its
+  // dtype; null if there are none.
+  ProvenancePtr find_present(const at::Tensor& tensor) const;
 
   // Whether there is a record about the storage of `tensor`. Takes a lock only if there may be one.
   bool contains(const at::Tensor& tensor) const;

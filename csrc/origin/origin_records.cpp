@@ -362,9 +362,17 @@ bool is_of_parameter(const CallContext& call, const at::Tensor& tensor, const Pr
   return owner && !owner->is_buffer;
 }
 
+// Returns the provenance of what this rank has sent, if it explains the result of the collective. A mask explains no
+// other kinds.
+NonfiniteRegistry::ProvenancePtr returned_by_collective(const at::Tensor& result, NonfiniteKinds kinds) {
+  auto sent = nonfinite_registry().find_present(result);
+  return sent != nullptr && sent->explains(kinds) ? sent : nullptr;
+}
+
 NonfiniteRegistry::ProvenancePtr provenance_of_argument(const CallContext& call, const at::Tensor& argument,
                                                         NonfiniteKinds kinds) {
-  const auto known = nonfinite_registry().find(argument);
+  auto known = nonfinite_registry().find(argument);
+  if (known != nullptr && known->pending()) known = returned_by_collective(argument, kinds);
   if (known != nullptr && !(is_constant_write(*known) && is_of_parameter(call, argument, *known))) return known;
   const auto origin = external_origin(call, argument, kinds);
   if (known != nullptr) {

@@ -52,6 +52,8 @@ CollectiveCall read_collective_call(const OpPlan& plan, c10::ArrayRef<c10::IValu
       }
     } else if (name == "reduce_op") {
       call.reduction = reduction_of(arguments[i]);
+    } else if (name == "output_split_sizes" && arguments[i].isIntList()) {
+      call.output_splits = arguments[i].toIntVector();
     } else if ((name == "root_rank" || name == "src") && arguments[i].isInt()) {
       call.root = arguments[i].toInt();
     }

@@ -138,6 +138,12 @@ class Provenance {
     for (const Cause& cause : causes_) kinds |= cause.kinds;
     return kinds;
   }
+  // Whether it may be the provenance of values of these kinds, unchanged: a mask explains no others than its own.
+  bool explains(NonfiniteKinds there) const {
+    NonfiniteKinds kinds;
+    for (const Cause& cause : causes_) kinds |= cause.kinds;
+    return !is_intentional() || !there.without(kinds).any();
+  }
   // The values are not there yet: a collective that is under way will put them there.
   bool pending() const { return is_pending_; }
   bool is_intentional() const {

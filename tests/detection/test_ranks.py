@@ -238,6 +238,84 @@ with torchnan.detect(action="log") as watch:
 """,
         (made("div", line=True), received("recv_", origin="input", count=1)),
     ),
+    "a value that another rank gathers beside masks": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    score = torch.ones(3).masked_fill(torch.arange(3) == 2, -float("inf"))
+    if planted and rank == 1:
+        score = score * (torch.zeros(3) / torch.zeros(3))  # PLANTED
+    got = [torch.empty(3) for _ in range(world)]
+    dist.all_gather(got, score)
+    if rank == 0:
+        got[1][0].item()
+    del got, score
+""",
+        (received("allgather_", origin="input"), made("div", line=True)),
+    ),
+    "a value that another rank adds beside a mask": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    if rank == 0:
+        x = torch.tensor([1.0, 2, 3, -float("inf")])
+    else:
+        x = torch.zeros(4) / (torch.arange(4) if planted else 1.0)  # PLANTED
+    dist.all_reduce(x)
+    if rank == 0:
+        x[0].item()
+    del x
+""",
+        (received("allreduce_", origin="input"), made("div", line=True)),
+    ),
+    "a value of a flat gather beside masks": Program(
+        """
+w = nn.Parameter(torch.ones(3))
+with torchnan.detect(action="log") as watch:
+    score = torch.ones(3).masked_fill(torch.arange(3) == 2, -float("inf"))
+    if planted and rank == 1:
+        score = score * (torch.zeros(3) / torch.zeros(3))  # PLANTED
+    every = torch.empty(6)
+    dist.all_gather_into_tensor(every, score)
+    (every.view(2, 3).softmax(-1) * w).sum().backward()
+    del every, score
+""",
+        (received("_allgather_base_", origin="input"), made("div", line=True)),
+    ),
+    "a gathered value beside a harmless one of this rank": Program(
+        """
+w = nn.Parameter(torch.ones(3))
+with torchnan.detect(action="log") as watch:
+    if rank == 0:
+        score = torch.tensor([1.0, 0, 1]) / torch.tensor([1.0, 0 if planted else 1, 1])
+    else:
+        score = torch.tensor([-1.0 if planted else 1.0, 1, 1]).sqrt()  # PLANTED
+    got = [torch.empty(3) for _ in range(world)]
+    dist.all_gather(got, score)
+    own = got[0].nan_to_num()
+    if rank == 0:
+        (w * own - got[1]).square().sum().backward()
+    del got, score, own
+""",
+        (received("allgather_", origin="input"), made("sqrt", line=True)),
+    ),
+    "a value of an uneven exchange beside one of this rank": Program(
+        """
+w = nn.Parameter(torch.ones(3))
+with torchnan.detect(action="log") as watch:
+    x = torch.ones(3)
+    if rank == 1:
+        x = x * (torch.zeros(3) / (0.0 if planted else 1.0))  # PLANTED
+    else:
+        x = torch.cat([(torch.zeros(1) / (0.0 if planted else 1.0)).detach(), x[:2]])
+    got = torch.empty(3)
+    splits = [1, 2] if rank == 0 else [2, 1]
+    dist.all_to_all_single(got, x, splits, splits)
+    if rank == 0:
+        got[:1].nan_to_num().sum().item()
+        (w[1:] * got[1:]).sum().backward()
+    del got, x
+""",
+        (received("alltoall_base_", origin="input"), made("div", line=True)),
+    ),
     "a part that is large only for another rank": Program(
         """
 with torchnan.detect(action="log") as watch:
