@@ -208,4 +208,4 @@ def pattern_of(results: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Has
         return finite + [one for one in arguments if isinstance(one, torch.Tensor) and one.dtype == torch.bool]
 
     compared = replay.unseen(parts)
-    return compared and tuple((part.shape, hash(part.cpu().numpy().tobytes())) for part in compared)
+    return None if compared is None else tuple((part.shape, hash(part.cpu().numpy().tobytes())) for part in compared)
