@@ -44,6 +44,7 @@ class DeviceEvidence final : public Evidence {
   c10::ArrayRef<Argument> arguments() const override { return arguments_; }
   NonfiniteKinds constants() const override { return event_.intended; }
   std::optional<ElementAttribution> attribute_elements(NonfiniteKinds) override { return std::nullopt; }
+  bool has_own_elements(NonfiniteKinds) override { return false; }  // nothing runs again there
   std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) override;
   std::shared_ptr<OriginRecord> new_origin_without_arguments(NonfiniteKinds kinds) override {
     return new_origin(kinds);

@@ -88,6 +88,9 @@ void OpCall::run_checked(Results results) {
     save_arguments();
     inspect_arguments();
     report_arguments(context(), bad_arguments_);
+    if (!bad_arguments_.empty() && RunAgain::is_possible(plan_)) {
+      again_.emplace(op_, plan_, below_, torch::jit::last(*stack_, plan_.arguments).vec());
+    }
     if (!Results::kOnDevices && nonfinite_registry().in_use()) prepare_dependent_results();
     prepare(results);
   });
@@ -141,7 +144,7 @@ void OpCall::run_skipped() {
   for_each_result([this](const at::Tensor& result, int64_t) { bound_cache().record_ignored(result, &plan_.name); });
 }
 
-CallContext OpCall::context() const { return {plan_, saved_, session_, thread_.id()}; }
+CallContext OpCall::context() const { return {plan_, saved_, session_, thread_.id(), again_ ? &*again_ : nullptr}; }
 
 void OpCall::save_arguments() {
   const size_t first = stack_->size() - plan_.arguments;

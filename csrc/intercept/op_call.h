@@ -11,6 +11,7 @@
 #include "operators/op_plan.h"
 #include "intercept/dependent_results.h"
 #include "intercept/host_results.h"
+#include "intercept/run_again.h"
 #include "detection/thread_state.h"
 #include "origin/attribution.h"
 #include "scan/storage_ranges.h"
@@ -80,6 +81,7 @@ class OpCall {
   c10::SmallVector<BadArgument, 2> bad_arguments_;
   c10::SmallVector<Result, 2> bad_results_;
   std::unique_ptr<DependentResults> dependent_;  // null in a healthy call
+  std::optional<RunAgain> again_;                // if an argument is bad, and the call can be repeated
 };
 
 }  // namespace torchnan

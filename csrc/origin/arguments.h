@@ -17,11 +17,21 @@
 namespace torchnan {
 
 // The facts about a call that attribution needs.
+// Repeats a call without the non-finite values of some of its arguments.
+class FiniteRun {
+ public:
+  virtual ~FiniteRun() = default;
+  // Returns the results that the call has with 0 in place of the non-finite values of these tensors; nothing if it
+  // fails.
+  virtual std::vector<at::Tensor> results_without(c10::ArrayRef<at::Tensor> nonfinite) const = 0;
+};
+
 struct CallContext {
   const OpPlan& plan;
   c10::ArrayRef<c10::IValue> saved;  // the plan's saved_arguments, as they were passed
   DetectionSession& session;
   uint64_t thread;
+  const FiniteRun* finite_run = nullptr;  // null if the call cannot be repeated
 };
 
 // A tensor argument, or one element of a list of them.

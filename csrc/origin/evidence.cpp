@@ -117,7 +117,8 @@ std::shared_ptr<const Provenance> attribute(Evidence& evidence, NonfiniteKinds k
   Attribution attribution(evidence, kinds);
   auto provenance = std::make_shared<Provenance>(attribution.causes());
   // New kinds must come from the operation itself; without new kinds, all bad arguments are at fault.
-  if (!provenance->is_intentional() || attribution.is_explained()) return provenance;
+  if (!provenance->is_intentional()) return provenance;
+  if (attribution.is_explained() && !evidence.has_own_elements(kinds)) return provenance;
   return std::make_shared<Provenance>(new_cause(evidence, evidence.new_origin(kinds), kinds));
 }
 

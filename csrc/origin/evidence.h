@@ -38,6 +38,9 @@ class Evidence {
   // Attributes each bad element to arguments, in the order of arguments(); nothing if that is impossible or useless.
   virtual std::optional<ElementAttribution> attribute_elements(NonfiniteKinds kinds) = 0;
 
+  // Whether the operation has made non-finite elements of finite ones, beside those that came from the arguments.
+  virtual bool has_own_elements(NonfiniteKinds kinds) = 0;
+
   // Returns the origin of values that none of the arguments explains.
   virtual std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) = 0;
 

@@ -90,6 +90,24 @@ bool HostEvidence::needs_elementwise_attribution(NonfiniteKinds kinds) const {
   return is_new || kinds.nan() || (!constants_.any() && has_more_than_was_given());
 }
 
+// The call is repeated without the masks. A softmax or a logarithm of a sum passes -inf on where all of a row is
+// masked: these are in healthy programs, at every step.
+bool HostEvidence::has_own_elements(NonfiniteKinds kinds) {
+  const bool is_mask = kinds == NonfiniteKinds::only_neginf() && call_.plan.absorbs_negative_infinity;
+  if (call_.finite_run == nullptr || is_mask || !result_->tensor.is_cpu()) return false;
+  std::vector<at::Tensor> masks;
+  for (const BadArgument* argument : relevant_) masks.push_back(argument->tensor);
+  const std::vector<at::Tensor> results = call_.finite_run->results_without(masks);
+  const auto output = static_cast<size_t>(result_->output);
+  if (output >= results.size() || results[output].sizes() != result_->tensor.sizes()) return false;
+  if (!kinds_of(results[output]).any()) return false;
+  const auto without = kinds_by_element(results[output]), with = kinds_by_element(result_->tensor);
+  for (size_t i = 0; i < with->size(); ++i) {
+    if ((*with)[i].any() && (*without)[i].any()) return true;
+  }
+  return false;
+}
+
 bool HostEvidence::is_elementwise() const {
   if (call_.plan.pointwise) return true;
   return call_.plan.elementwise_in_self && relevant_.size() == 1 && relevant_[0]->name == "self";

@@ -26,6 +26,7 @@ class HostEvidence final : public Evidence {
   c10::ArrayRef<Argument> arguments() const override { return arguments_; }
   NonfiniteKinds constants() const override { return constants_; }
   std::optional<ElementAttribution> attribute_elements(NonfiniteKinds kinds) override;
+  bool has_own_elements(NonfiniteKinds kinds) override;
   std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) override;
   std::shared_ptr<OriginRecord> new_origin_without_arguments(NonfiniteKinds kinds) override;
   void record_first_use(size_t argument, OriginRecord& origin) override;

@@ -356,3 +356,39 @@ def test_a_grouped_product_that_overflows_is_an_origin():
         y = grouped_product(torch.full((12, 16), 3e38, dtype=torch.bfloat16))
         y[:8].sum().item()
     assert (watch.first.origin, watch.first.op, watch.first.shape) == ("op", "aten::_grouped_mm", (8, 16))
+
+
+ROWS = {
+    "cumprod": (lambda x: torch.cumprod(x, -1), 1e15),
+    "mm": (lambda x: x @ torch.full((4, 4), 2.0), 3e38),
+    "sum": (lambda x: x.sum(-1), 3e38),
+    "mean": (lambda x: x.mean(-1), 3e38),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_infinity_in_another_row_does_not_explain_an_overflow(name):
+    """The operation is not computed element by element, so it is repeated without the infinity."""
+    function, large = ROWS[name]
+    x = torch.ones(3, 4)
+    x[0, 2] = INF
+    with torchnan.detect(action="log") as session:
+        padded = function(x)
+    assert session.findings == [], "an intended infinity alone is silent"
+    x[1] = large
+    with torchnan.detect(action="log") as session:
+        x[0, 2] = INF
+        padded = function(x)
+        padded[1:].mean().item()
+    assert [(finding.op, finding.harm.kind) for finding in session.findings] == [(f"aten::{name}", "read")]
+    assert session.stats()["internal_errors"] == 0
+
+
+def test_a_masked_row_is_silent_where_an_operation_passes_it_on():
+    scores = torch.randn(3, 4).masked_fill(torch.tensor([[True], [False], [False]]), -INF)
+    with torchnan.detect(action="log") as session:
+        scores = scores.masked_fill(torch.tensor([[True], [False], [False]]), -INF)
+        kept = [scores.amax(-1), scores.sum(-1), scores.logsumexp(-1), scores.log_softmax(0), scores.cumsum(-1)]
+        kept[0][1:].sum().item()
+    assert session.findings == []
+    del kept

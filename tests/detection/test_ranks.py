@@ -6,6 +6,28 @@ import pytest
 
 from tests.support.rank_programs import Program, assert_fault_is_told, assert_is_silent, made, received
 
+
+def weights_after_a_metric(maker: int, sending: str) -> str:
+    """Returns a program without steps: rank 0 reads a bad metric, and two turns later gets bad weights."""
+    return f"""
+net = nn.Linear(4, 2)
+with torchnan.detect(action="log") as watch:
+    for turn in range(4):
+        if rank == 1 and planted and turn == 3:
+            with torch.no_grad():
+                net.weight.mul_(0).div_(0.0)  # PLANTED
+        metric = torch.ones(0 if planted and rank == {maker} and turn == 0 else 2).mean()
+        {sending}
+        if rank == 0:
+            metric.item()
+        for parameter in net.parameters():
+            dist.broadcast(parameter.data, 1)
+        if rank == 0:
+            net(torch.ones(1, 4)).sum().item()
+        del metric
+"""
+
+
 PROGRAMS = {
     "a sum that overflows": Program(
         """
@@ -178,44 +200,14 @@ with torchnan.detect(action="log") as watch:
         (made("_reduce_scatter_base_", line=True), made("_reduce_scatter_base_", line=True)),
     ),
     "weights after a metric that was reported, without steps": Program(
-        """
-net = nn.Linear(4, 2)
-with torchnan.detect(action="log") as watch:
-    for turn in range(4):
-        if rank == 1 and planted and turn == 3:
-            with torch.no_grad():
-                net.weight.mul_(0).div_(0.0)  # PLANTED
-        metric = torch.ones(0 if planted and rank == 0 and turn == 0 else 2).mean()
-        every = [torch.empty(()) for _ in range(world)]
-        dist.all_gather(every, metric)
-        if rank == 0:
-            metric.item()
-        for parameter in net.parameters():
-            dist.broadcast(parameter.data, 1)
-        if rank == 0:
-            net(torch.ones(1, 4)).sum().item()
-        del metric, every
-""",
+        weights_after_a_metric(
+            maker=0,
+            sending="every = [torch.empty(()) for _ in range(world)]; dist.all_gather(every, metric); del every",
+        ),
         (made("mean", count=2), made("div_", line=True)),
     ),
     "weights after a metric that was received": Program(
-        """
-net = nn.Linear(4, 2)
-with torchnan.detect(action="log") as watch:
-    for turn in range(4):
-        if rank == 1 and planted and turn == 3:
-            with torch.no_grad():
-                net.weight.mul_(0).div_(0.0)  # PLANTED
-        metric = torch.ones(0 if planted and rank == 1 and turn == 0 else 2).mean()
-        dist.broadcast(metric, 1)
-        if rank == 0:
-            metric.item()
-        for parameter in net.parameters():
-            dist.broadcast(parameter.data, 1)
-        if rank == 0:
-            net(torch.ones(1, 4)).sum().item()
-        del metric
-""",
+        weights_after_a_metric(maker=1, sending="dist.broadcast(metric, 1)"),
         (received("broadcast_", origin="input", count=2), made("div_", line=True)),
     ),
     "a buffer of a pipeline that requires a gradient": Program(

@@ -1,0 +1,47 @@
+#include "intercept/run_again.h"
+
+#include <algorithm>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/nan_to_num.h>
+
+#include "operators/for_each_tensor.h"
+
+namespace torchnan {
+
+bool RunAgain::is_possible(const OpPlan& plan) {
+  return plan.name.starts_with("aten::") && plan.mutated_arguments.empty() && !plan.draws_random_numbers &&
+         !plan.pointwise && !plan.elementwise_in_self && !plan.is_data_movement;
+}
+
+c10::IValue RunAgain::replaced(const c10::IValue& argument, c10::ArrayRef<at::Tensor> nonfinite) const {
+  if (argument.isTensor()) {
+    const at::Tensor& tensor = argument.toTensor();
+    const bool is_nonfinite =
+        std::any_of(nonfinite.begin(), nonfinite.end(), [&](const at::Tensor& one) { return one.is_same(tensor); });
+    return is_nonfinite ? c10::IValue(at::nan_to_num(tensor, 0.0, 0.0, 0.0)) : argument;
+  }
+  if (!argument.isTensorList()) return argument;
+  c10::List<at::Tensor> list;
+  for (const at::Tensor& tensor : argument.toTensorVector()) list.push_back(replaced(tensor, nonfinite).toTensor());
+  return list;
+}
+
+// Empty if the kernel rejects them.
+std::vector<at::Tensor> RunAgain::results_without(c10::ArrayRef<at::Tensor> nonfinite) const {
+  const at::AutoDispatchBelowAutograd no_graph;
+  std::vector<at::Tensor> results;
+  try {
+    torch::jit::Stack stack;
+    for (const c10::IValue& argument : arguments_) stack.push_back(replaced(argument, nonfinite));
+    op_.redispatchBoxed(below_.remove(c10::DispatchKey::Python), &stack);
+    for (const uint16_t r : plan_.checked_returns) {
+      for_each_tensor(stack[r], [&](const at::Tensor& tensor, int64_t) { results.push_back(tensor); });
+    }
+  } catch (...) {
+    return {};
+  }
+  return results;
+}
+
+}  // namespace torchnan
