@@ -1,11 +1,14 @@
 // Repeats a call with other arguments, to find what it makes of finite ones.
 #pragma once
 
+#include <utility>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/ArrayRef.h>
 
 #include "operators/op_plan.h"
 #include "origin/arguments.h"
