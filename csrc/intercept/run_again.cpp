@@ -1,9 +1,11 @@
 #include "intercept/run_again.h"
 
 #include <algorithm>
+#include <exception>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/nan_to_num.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "operators/for_each_tensor.h"
 
@@ -30,6 +32,7 @@ c10::IValue RunAgain::replaced(const c10::IValue& argument, c10::ArrayRef<at::Te
 // Empty if the kernel rejects them.
 std::vector<at::Tensor> RunAgain::results_without(c10::ArrayRef<at::Tensor> nonfinite) const {
   const at::AutoDispatchBelowAutograd no_graph;
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::python_ks);
   std::vector<at::Tensor> results;
   try {
     torch::jit::Stack stack;
@@ -38,7 +41,7 @@ std::vector<at::Tensor> RunAgain::results_without(c10::ArrayRef<at::Tensor> nonf
     for (const uint16_t r : plan_.checked_returns) {
       for_each_tensor(stack[r], [&](const at::Tensor& tensor, int64_t) { results.push_back(tensor); });
     }
-  } catch (...) {
+  } catch (const std::exception&) {
     return {};
   }
   return results;

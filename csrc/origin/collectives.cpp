@@ -361,12 +361,15 @@ at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, 
   if (argument.isList() && call_.plan.name.find("alltoall_") != std::string::npos)
     return position == facts_.rank ? values : at::Tensor();
   MemoryRegion part(values);
-  const auto rank = static_cast<size_t>(facts_.rank);
-  const std::vector<int64_t>& splits = facts_.output_splits;
-  if (part.sizes.empty() || (splits.empty() && part.sizes[0] % facts_.ranks != 0)) return values;
-  const int64_t rows = splits.empty() ? part.sizes[0] / facts_.ranks : splits.at(rank);
-  const int64_t first =
-      splits.empty() ? rows * facts_.rank : std::accumulate(splits.begin(), splits.begin() + facts_.rank, int64_t{0});
+  std::vector<int64_t> splits = facts_.output_splits;
+  if (part.sizes.empty()) return values;
+  if (splits.empty()) splits.assign(static_cast<size_t>(facts_.ranks), part.sizes[0] / facts_.ranks);
+  const bool is_valid = static_cast<int64_t>(splits.size()) == facts_.ranks &&
+                        *std::min_element(splits.begin(), splits.end()) >= 0 &&
+                        std::accumulate(splits.begin(), splits.end(), int64_t{0}) == part.sizes[0];
+  if (!is_valid) return values;  // the collective refuses it
+  const auto own = splits.begin() + facts_.rank;
+  const int64_t rows = *own, first = std::accumulate(splits.begin(), own, int64_t{0});
   if (rows == 0) return {};
   part.sizes[0] = rows;
   part.offset += first * part.strides[0];
@@ -378,7 +381,7 @@ void HostCollective::expect(const at::Tensor& received, int64_t position, const 
   const bool is_bytes = may_be_bytes(received);
   const at::Tensor values = is_bytes ? received : scannable_values(received);
   if (!values.defined()) return;
-  if (is_bytes) note_received_bytes();
+  if (is_bytes) set_has_received_bytes(true);
   record_received_part(values, bound_cache().find(values), work_);
   bound_cache().record_pending_collective(values, &call_.plan.name);
   const at::Tensor own = bad_arguments.empty() ? at::Tensor() : own_part(values, position, argument);
@@ -514,6 +517,7 @@ void forget_collectives() {
   std::vector<UnwrittenMemory> forgotten_memory;
   std::vector<SentInObject> forgotten_objects;
   NonfiniteRegistry::ProvenancePtr forgotten_sparse;
+  set_has_received_bytes(false);
   {
     const std::lock_guard lock(received_tensors.mutex);
     forgotten_results.swap(received_tensors.by_storage);

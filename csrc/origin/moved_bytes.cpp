@@ -34,7 +34,7 @@ bool may_be_bytes(const at::Tensor& tensor) {
          is_dense_on_host(*tensor.unsafeGetTensorImpl());
 }
 
-void note_received_bytes() noexcept { has_received_bytes.store(true, std::memory_order_relaxed); }
+void set_has_received_bytes(bool has) noexcept { has_received_bytes.store(has, std::memory_order_relaxed); }
 
 bool may_move_bytes(const OpPlan& plan) noexcept {
   return plan.is_data_movement && (has_received_bytes.load(std::memory_order_relaxed) || nonfinite_registry().in_use());

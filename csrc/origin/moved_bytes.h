@@ -14,8 +14,8 @@ namespace torchnan {
 // Whether a tensor on the host may hold the bytes of floating-point values.
 bool may_be_bytes(const at::Tensor& tensor);
 
-// Records that a collective writes integers of this process.
-void note_received_bytes() noexcept;
+// Records whether a collective has written integers of this process since the first session.
+void set_has_received_bytes(bool has) noexcept;
 
 // Whether a call may move bytes about which something is known.
 bool may_move_bytes(const OpPlan& plan) noexcept;
