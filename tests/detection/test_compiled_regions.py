@@ -698,6 +698,28 @@ def test_a_compiled_graph_module_is_named_and_is_no_backward_pass(module, file, 
     assert session.stats()["internal_errors"] == 0
 
 
+class Length(nn.Module):
+    def __init__(self, w):
+        super().__init__()
+        self.w = w
+
+    def forward(self, x):
+        return (x * self.w).square().sum(-1, keepdim=True).sqrt() + x
+
+
+def test_modules_that_share_their_weights_are_not_mistaken_for_each_other():
+    """The backward pass of a region does not show which of them was its argument."""
+    w = nn.Parameter(torch.ones(3))
+    layers = nn.ModuleList(Length(w) for _ in range(3))
+    run = torch.compile(lambda layer, x: layer(x))
+    with torchnan.detect(action="log") as session:
+        x = torch.ones(2, 3)
+        for i, layer in enumerate(layers):
+            x = run(layer, x * torch.tensor([[1.0], [0.0 if i == 2 else 1.0]]))
+        x.sum().backward()
+    assert [(one.op, one.node, one.module) for one in session.findings] == [("aten::div", "SqrtBackward0", None)]
+
+
 def test_regions_are_replayed_again_in_another_session():
     compiled = torch.compile(lambda x: torch.log(x).sum())
     for _ in range(explanations.REPLAYS_OF_ONE_CAUSE + 2):

@@ -125,7 +125,7 @@ def modules_of_call(
     """
     if not traced:
         return {}
-    known = _owners(traced, weights)
+    known, shared = _owners(traced, weights)
     caller = _module_that_calls(callers, compiled)
     if caller is not None:
         known.setdefault(_SELF, caller)
@@ -133,33 +133,40 @@ def modules_of_call(
         known.setdefault((variable,), module)
     found = {}
     for key, one in traced.items():
-        followed = _follow(known, one)
-        called = one.module() if followed is None else followed
+        called = _follow(known, one)
+        if called is None and one.path not in shared:
+            called = one.module()
         if called is not None:
             found[key] = called
     return found
 
 
-def _owners(traced: dict[str, TracedModule], weights: Sequence[tuple[Path, Any]]) -> dict[Path, torch.nn.Module]:
-    """Returns the modules that hold the weights of a call, and those around them, by path."""
+def _owners(
+    traced: dict[str, TracedModule], weights: Sequence[tuple[Path, Any]]
+) -> tuple[dict[Path, torch.nn.Module], set[Path]]:
+    """Returns the modules that hold the weights of a call, and those around them, by path; and the paths of those that
+    share their weights with others, so that these do not tell which of them was called."""
     if not weights:
-        return {}
+        return {}, set()
     holders, parents = _holders_and_parents()
     kinds = {one.path: one.kind for one in traced.values()}
     known: dict[Path, torch.nn.Module] = {}
+    shared = set()
     for path, weight in weights:
-        module = _only(holders.get((id(weight), path[-1]), ()), kinds.get(path[:-1]))
-        if module is not None:
-            known.setdefault(path[:-1], module)
+        fitting = _fitting(holders.get((id(weight), path[-1]), ()), kinds.get(path[:-1]))
+        if len(fitting) == 1:
+            known.setdefault(path[:-1], fitting[0])
+        elif fitting:
+            shared.add(path[:-1])
     for inner in list(known):
         path = inner
         while len(path) > 1:
-            parent = _only(parents.get((id(known[path]), path[-1]), ()), kinds.get(path[:-1]))
-            if parent is None or path[:-1] in known:
+            around = _fitting(parents.get((id(known[path]), path[-1]), ()), kinds.get(path[:-1]))
+            if len(around) != 1 or path[:-1] in known:
                 break
             path = path[:-1]
-            known[path] = parent
-    return known
+            known[path] = around[0]
+    return known, shared
 
 
 _Index = defaultdict[tuple[int, str], list[torch.nn.Module]]  # by the id of a part and the name that it has there
@@ -177,9 +184,8 @@ def _holders_and_parents() -> tuple[_Index, _Index]:
     return holders, parents
 
 
-def _only(modules: Iterable[torch.nn.Module], kind: type | None) -> torch.nn.Module | None:
-    fitting = [module for module in modules if kind is None or type(module) is kind]
-    return fitting[0] if len(fitting) == 1 else None
+def _fitting(modules: Iterable[torch.nn.Module], kind: type | None) -> list[torch.nn.Module]:
+    return [module for module in modules if kind is None or type(module) is kind]
 
 
 def _follow(known: dict[Path, torch.nn.Module], traced: TracedModule) -> torch.nn.Module | None:
