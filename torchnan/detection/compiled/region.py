@@ -192,7 +192,7 @@ class Region:
             return None, self._at_border(call, bad, values, tangents, {}, obstacle, kernels)
         if call.boxed:
             _follow_saved_values(call)
-        outcome = replay.find(recorded, dict(bad), values, tangents)
+        outcome = replay.find(recorded, dict(bad), values if tangents is None else (), tangents)
         found = self._at_border(call, bad, values, tangents, outcome.found, outcome.obstacle, outcome.kernels)
         given = [_C.provenance_of(part) for part in _given(call, tangents)]
         explanations.count_replay(border.modules)

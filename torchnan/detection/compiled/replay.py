@@ -127,7 +127,7 @@ def find(call: RecordedCall, bad: dict[int, int], values: Sequence[Any], tangent
     Args:
         call: the call.
         bad: the bits of the kinds of the non-finite results, by index.
-        values: all results: the graph's outputs followed by the arguments it wrote, or its gradients.
+        values: the graph's outputs followed by the arguments it wrote; empty if the results are gradients.
         tangents: gradients of the outputs, if the results are gradients.
     """
     session = _C.current_session()
@@ -321,6 +321,7 @@ class _Replay:
             has_accident = any(not provenance.is_intentional for provenance in outcome.found.values())
             if has_accident or len(outcome.found) == len(bad):
                 break
+        self.values = ()  # this object is in a cycle, and must not keep them
         if len(outcome.found) == len(bad):
             return outcome
         outcome.obstacle = f"its replay failed: {errors[0]}" if errors else "its replay gave finite values"
@@ -434,16 +435,16 @@ class _Replay:
         with self._watched(), as_received(self.call.received):
             with drawing:
                 outputs = as_list(interpret(module, *given))
-            if self.tangents is None:
-                own = made[: len(self.call.graph_tensors)]
-                results = [*outputs, *([*own, *args][i] for i in self.call.copied_indices)]
-            else:
-                results = call_under(self.passing, functools.partial(_gradients, outputs, made, self.tangents))
+            if self.tangents is not None:
+                run = functools.partial(_gradients, outputs, made, self.tangents)
+                return _provenances(call_under(self.passing, run), self.bad)
+            own = made[: len(self.call.graph_tensors)]
+            results = [*outputs, *([*own, *args][i] for i in self.call.copied_indices)]
         found = _provenances(results, self.bad)
         for i in [i for i, one in found.items() if one.is_intentional and not _covers(results[i], self.values[i])]:
             self.is_beside_mask = True
             del found[i]
-        if unwritten_is_nan and self.tangents is None:
+        if unwritten_is_nan:
             found.update(_unread(results, [i for i in self.bad if i not in found]))
         return found
 
