@@ -1,6 +1,7 @@
 // Repeats a call with other arguments, to find what it makes of finite ones.
 #pragma once
 
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -29,7 +30,8 @@ class RunAgain : public FiniteRun {
   std::vector<at::Tensor> results_without(c10::ArrayRef<at::Tensor> nonfinite) const override;
 
  private:
-  c10::IValue replaced(const c10::IValue& argument, c10::ArrayRef<at::Tensor> nonfinite) const;
+  c10::IValue replaced(const c10::IValue& argument, c10::ArrayRef<at::Tensor> nonfinite,
+                       std::set<const void*>& found) const;
 
   const c10::OperatorHandle& op_;
   const OpPlan& plan_;

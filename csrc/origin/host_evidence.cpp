@@ -99,9 +99,9 @@ bool HostEvidence::has_own_elements(NonfiniteKinds kinds) {
   for (const BadArgument* argument : relevant_) masks.push_back(argument->tensor);
   const std::vector<at::Tensor> results = call_.finite_run->results_without(masks);
   const auto output = static_cast<size_t>(result_->output);
-  if (output >= results.size() || results[output].sizes() != result_->tensor.sizes()) return false;
-  if (!kinds_of(results[output]).any()) return false;
-  const auto without = kinds_by_element(results[output]), with = kinds_by_element(result_->tensor);
+  const at::Tensor result = output < results.size() ? scannable_values(results[output]) : at::Tensor();
+  if (!result.defined() || result.sizes() != result_->tensor.sizes() || !kinds_of(result).any()) return false;
+  const auto without = kinds_by_element(result), with = kinds_by_element(result_->tensor);
   for (size_t i = 0; i < with->size(); ++i) {
     if ((*with)[i].any() && (*without)[i].any()) return true;
   }

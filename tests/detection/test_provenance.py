@@ -384,6 +384,39 @@ def test_an_infinity_in_another_row_does_not_explain_an_overflow(name):
     assert session.stats()["internal_errors"] == 0
 
 
+def times_a_sparse_mask():
+    values = torch.ones(3)
+    values[1] = -INF
+    mask = torch.sparse_coo_tensor(torch.tensor([[0, 1, 2], [1, 2, 0]]), values, (3, 3))
+    return torch.sparse.mm(mask, torch.ones(3, 2))
+
+
+def sum_of_a_sparse_mask():
+    values = torch.ones(3)
+    values[1] = -INF
+    return torch.sparse.sum(torch.sparse_coo_tensor(torch.tensor([[0, 1, 2]]), values, (3,)), 0)
+
+
+def product_of_nested_masks():
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    parts[0][0, 1] = -INF
+    nested = torch.nested.nested_tensor(parts)
+    return torch.matmul(nested, torch.ones(2, 3, 2))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("program", [times_a_sparse_mask, sum_of_a_sparse_mask, product_of_nested_masks])
+def test_a_mask_in_a_sparse_or_nested_tensor_is_silent(program):
+    with torchnan.detect(action="log") as session:
+        try:
+            kept = program()
+        except RuntimeError as error:  # nested tensors are a prototype
+            kept = error
+    assert session.findings == []
+    assert session.stats()["internal_errors"] == 0
+    del kept
+
+
 def test_a_masked_row_is_silent_where_an_operation_passes_it_on():
     scores = torch.randn(3, 4).masked_fill(torch.tensor([[True], [False], [False]]), -INF)
     with torchnan.detect(action="log") as session:
