@@ -207,6 +207,7 @@ StorageRanges OpCall::find_overwritten_storages(bool all) const {
 
 void OpCall::inspect_argument(const at::Tensor& argument, size_t saved, int64_t element, bool overwritten) {
   if (argument.unsafeGetTensorImpl()->is_wrapped_number()) return;  // a number, and not a computed value
+  if (waits_for_collective(plan_.name)) return;                     // its values come during the call
   const at::Tensor tensor = scannable_values(argument);
   if (!tensor.defined()) return;
   const bool known = nonfinite_registry().in_use() && nonfinite_registry().contains(tensor);

@@ -7,13 +7,12 @@
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
 #include "operators/dispatch_key.h"
+#include "operators/op_traits.h"
 
 namespace torchnan {
 namespace {
 
 thread_local ReceivedValues* receiving = nullptr;
-
-bool is_wait(const c10::OperatorHandle& op) { return op.operator_name().name == "_c10d_functional::wait_tensor"; }
 
 // Returns the index of the argument that names the process group; -1 if the operator is not a functional collective.
 int64_t group_argument(const c10::OperatorHandle& op) {
@@ -46,9 +45,9 @@ void ReceivedValues::run(const c10::OperatorHandle& op, c10::DispatchKeySet belo
     if (name.isString()) group = name.toStringRef();
   }
   op.redispatchBoxed(below, stack);
-  if (argument < 0 && !is_wait(op)) return;
+  if (argument < 0 && !waits_for_collective(op.operator_name().name)) return;
   const bool is_kept = run_contained(*session_, "keeping what a collective of a compiled region brings", [&] {
-    if (is_wait(op)) {
+    if (waits_for_collective(op.operator_name().name)) {
       complete(stack->back().toTensor());
     } else {
       add_results(op, group, *stack);

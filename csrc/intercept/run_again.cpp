@@ -17,7 +17,7 @@ bool RunAgain::is_possible(const OpPlan& plan) {
 }
 
 // Adds the tensors that it replaces to `found`.
-c10::IValue RunAgain::replaced(const c10::IValue& argument, c10::ArrayRef<at::Tensor> nonfinite,
+c10::IValue RunAgain::replaced(const c10::IValue& argument, double number, c10::ArrayRef<at::Tensor> nonfinite,
                                std::set<const void*>& found) const {
   if (argument.isTensor()) {
     const at::Tensor& tensor = argument.toTensor();
@@ -25,17 +25,17 @@ c10::IValue RunAgain::replaced(const c10::IValue& argument, c10::ArrayRef<at::Te
         std::any_of(nonfinite.begin(), nonfinite.end(), [&](const at::Tensor& one) { return one.is_same(tensor); });
     if (!is_nonfinite) return argument;
     found.insert(tensor.unsafeGetTensorImpl());
-    return at::nan_to_num(tensor, 0.0, 0.0, 0.0);
+    return at::nan_to_num(tensor, number, number, number);
   }
   if (!argument.isTensorList()) return argument;
   c10::List<at::Tensor> list;
   for (const at::Tensor& tensor : argument.toTensorVector())
-    list.push_back(replaced(tensor, nonfinite, found).toTensor());
+    list.push_back(replaced(tensor, number, nonfinite, found).toTensor());
   return list;
 }
 
 // Empty if the kernel rejects them, or if not all could be replaced: those in a sparse tensor are not an argument.
-std::vector<at::Tensor> RunAgain::results_without(c10::ArrayRef<at::Tensor> nonfinite) const {
+std::vector<at::Tensor> RunAgain::results_with(double number, c10::ArrayRef<at::Tensor> nonfinite) const {
   const at::AutoDispatchBelowAutograd no_graph;
   const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::python_ks);
   std::vector<at::Tensor> results;
@@ -43,7 +43,7 @@ std::vector<at::Tensor> RunAgain::results_without(c10::ArrayRef<at::Tensor> nonf
     torch::jit::Stack stack;
     std::set<const void*> found, wanted;
     for (const at::Tensor& one : nonfinite) wanted.insert(one.unsafeGetTensorImpl());
-    for (const c10::IValue& argument : arguments_) stack.push_back(replaced(argument, nonfinite, found));
+    for (const c10::IValue& argument : arguments_) stack.push_back(replaced(argument, number, nonfinite, found));
     if (found != wanted) return {};
     op_.redispatchBoxed(below_.remove(c10::DispatchKey::Python), &stack);
     for (const uint16_t r : plan_.checked_returns) {

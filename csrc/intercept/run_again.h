@@ -27,10 +27,10 @@ class RunAgain : public FiniteRun {
   // computed element by element needs no repetition.
   static bool is_possible(const OpPlan& plan);
 
-  std::vector<at::Tensor> results_without(c10::ArrayRef<at::Tensor> nonfinite) const override;
+  std::vector<at::Tensor> results_with(double number, c10::ArrayRef<at::Tensor> nonfinite) const override;
 
  private:
-  c10::IValue replaced(const c10::IValue& argument, c10::ArrayRef<at::Tensor> nonfinite,
+  c10::IValue replaced(const c10::IValue& argument, double number, c10::ArrayRef<at::Tensor> nonfinite,
                        std::set<const void*>& found) const;
 
   const c10::OperatorHandle& op_;

@@ -275,6 +275,7 @@ bool is_unscanned_argument(std::string_view name, std::string_view argument) {
 bool is_unwritten_argument(std::string_view name, std::string_view argument) {
   return name == "fsdp::all_gather_copy_in" && argument == "all_gather_output";
 }
+bool waits_for_collective(std::string_view name) { return name == "_c10d_functional::wait_tensor"; }
 CollectiveUse collective_use(std::string_view name, std::string_view argument) {
   const std::string_view op = name.substr(name.find("::") + 2);
   if (op == "barrier" || op == "monitored_barrier_" || argument == "sparse_indices") return CollectiveUse::kNone;

@@ -73,6 +73,9 @@ bool is_unscanned_argument(std::string_view name, std::string_view argument);
 // Whether an operation only receives memory that a collective will write later, like the operation before it.
 bool is_unwritten_argument(std::string_view name, std::string_view argument);
 
+// Whether an operation waits until a functional collective has written its argument.
+bool waits_for_collective(std::string_view name);
+
 // How a collective uses an argument; schemas do not declare it. A broadcast reads its tensors on one rank, and writes
 // them on the others.
 enum class CollectiveUse : uint8_t { kNone, kReads, kWrites, kReadsAndWrites };

@@ -21,9 +21,9 @@ namespace torchnan {
 class FiniteRun {
  public:
   virtual ~FiniteRun() = default;
-  // Returns the results that the call has with 0 in place of the non-finite values of these tensors; nothing if it
-  // fails.
-  virtual std::vector<at::Tensor> results_without(c10::ArrayRef<at::Tensor> nonfinite) const = 0;
+  // Returns the results that the call has with a number in place of the non-finite values of these tensors; nothing if
+  // it fails.
+  virtual std::vector<at::Tensor> results_with(double number, c10::ArrayRef<at::Tensor> nonfinite) const = 0;
 };
 
 struct CallContext {

@@ -97,15 +97,17 @@ bool HostEvidence::has_own_elements(NonfiniteKinds kinds) {
   if (call_.finite_run == nullptr || is_mask || !result_->tensor.is_cpu()) return false;
   std::vector<at::Tensor> masks;
   for (const BadArgument* argument : relevant_) masks.push_back(argument->tensor);
-  const std::vector<at::Tensor> results = call_.finite_run->results_without(masks);
-  const auto output = static_cast<size_t>(result_->output);
-  const at::Tensor result = output < results.size() ? scannable_values(results[output]) : at::Tensor();
-  if (!result.defined() || result.sizes() != result_->tensor.sizes() || !kinds_of(result).any()) return false;
-  const auto without = kinds_by_element(result), with = kinds_by_element(result_->tensor);
-  for (size_t i = 0; i < with->size(); ++i) {
-    if ((*with)[i].any() && (*without)[i].any()) return true;
+  std::vector<bool> is_own;
+  for (const NonfiniteKinds one : *kinds_by_element(result_->tensor)) is_own.push_back(one.any());
+  for (const double number : {0.0, 1.0}) {  // an operation may be undefined at one of them, as that of a singular matrix
+    const std::vector<at::Tensor> results = call_.finite_run->results_with(number, masks);
+    const auto output = static_cast<size_t>(result_->output);
+    const at::Tensor result = output < results.size() ? scannable_values(results[output]) : at::Tensor();
+    if (!result.defined() || result.sizes() != result_->tensor.sizes() || !kinds_of(result).any()) return false;
+    const auto kinds_there = kinds_by_element(result);
+    for (size_t i = 0; i < is_own.size(); ++i) is_own[i] = is_own[i] && (*kinds_there)[i].any();
   }
-  return false;
+  return std::find(is_own.begin(), is_own.end(), true) != is_own.end();
 }
 
 bool HostEvidence::is_elementwise() const {

@@ -339,6 +339,28 @@ def test_masks_in_any_combination_are_silent():
     kept.clear()
 
 
+ROWS = {
+    "sum": lambda x, mask: (x + mask).sum(1),
+    "mm": lambda x, mask: (x + mask) @ torch.ones(4, 2),
+    "cumsum": lambda x, mask: (x + mask).cumsum(1),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_mask_in_another_row_does_not_explain_an_overflow(name):
+    def program(compiler):
+        masked = compiler(ROWS[name])
+        for call in range(8):
+            x, mask = torch.ones(3, 4), torch.zeros(3, 4)
+            mask[0, 0] = -float("inf")
+            if call == 7:
+                x[1] = -3e38
+            rows = masked(x, mask).reshape(3, -1)
+        rows[1, -1].item()
+
+    assert_as_eager(program, 1)
+
+
 def in_one_graph(compiler):
     options = {"fullgraph": True} if compiler is torch.compile else {}
     loss_of = compiler(lambda w, x: -torch.log(w * x).mean(), **options)

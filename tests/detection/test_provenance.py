@@ -404,9 +404,18 @@ def product_of_nested_masks():
     return torch.matmul(nested, torch.ones(2, 3, 2))
 
 
+def determinant_of_an_infinity():
+    """A matrix of zeros is singular."""
+    matrix = torch.zeros(2, 2)
+    matrix[0, 0] = matrix[1, 1] = INF
+    return torch.logdet(matrix)
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("program", [times_a_sparse_mask, sum_of_a_sparse_mask, product_of_nested_masks])
-def test_a_mask_in_a_sparse_or_nested_tensor_is_silent(program):
+@pytest.mark.parametrize(
+    "program", [determinant_of_an_infinity, times_a_sparse_mask, sum_of_a_sparse_mask, product_of_nested_masks]
+)
+def test_a_mask_that_cannot_be_taken_out_is_silent(program):
     with torchnan.detect(action="log") as session:
         try:
             kept = program()

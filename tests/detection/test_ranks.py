@@ -258,6 +258,20 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("allreduce_", origin="input"), made("div", line=True)),
     ),
+    "a value that another rank adds beside a mask, by a functional collective": Program(
+        """
+import torch.distributed._functional_collectives as functional
+with torchnan.detect(action="log") as watch:
+    x = torch.ones(4).masked_fill(torch.arange(4) == 3, -float("inf"))
+    if planted and rank == 1:
+        x = torch.where(torch.arange(4) == 0, torch.zeros(4) / torch.zeros(4), x)  # PLANTED
+    total = functional.all_reduce(x, "sum", dist.group.WORLD)
+    if rank == 0:
+        (total + 0)[0].item()
+    del x, total
+""",
+        (received("all_reduce", origin="input"), made("div", line=True)),
+    ),
     "a value of a flat gather beside masks": Program(
         """
 w = nn.Parameter(torch.ones(3))

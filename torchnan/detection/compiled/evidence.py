@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_map
 
 from torchnan._load import _C
 from torchnan.detection.compiled.compiled_autograd import nodes_of_pass
 from torchnan.detection.compiled.graph import as_list, copy_graph, plain_parts
 from torchnan.detection.compiled.torch_internals import is_transform
 
-# Nodes that made a kind which none of their arguments had: name and kinds. The same and True: only at other elements.
+# Nodes that made a kind which none of their arguments had: name and kinds. Or the same kinds: name, kinds, whether at
+# other elements, and whether without those of the arguments.
 Sources = list[Hashable]
+
+_NAN = 1  # as in kinds_of()
 
 
 class Probe:
@@ -38,14 +42,16 @@ class Probe:
             if isinstance(body, fx.GraphModule) and body is not self._graph:
                 body.forward = self._runner_of(body)
 
-    def run(self, inputs: Sequence[Any], passed: Sequence[Any]) -> tuple[list[Any], Sources]:
+    def run(self, inputs: Sequence[Any], passed: Sequence[Any], is_random: bool) -> tuple[list[Any], Sources]:
         """Returns the outputs and where non-finite values begin.
 
         Args:
             inputs: the graph's own tensors, and arguments.
             passed: the arguments as the graph takes them.
+            is_random: whether the graph draws random numbers, so that no operation may run twice.
         """
         self._thread.sources = sources = Sources()
+        self._thread.is_random = is_random
         self._thread.own = dict(zip(self._own, inputs, strict=False))
         return as_list(self._run(self._graph, *passed)), sources
 
@@ -56,14 +62,14 @@ class Probe:
         return run
 
     def _run(self, module: fx.GraphModule, *args: Any) -> Any:
-        return _Interpreter(module, self._thread.own, self._thread.sources).run(*args)
+        return _Interpreter(module, self._thread.own, self._thread.sources, self._thread.is_random).run(*args)
 
 
 class _Interpreter(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, own: dict[str, torch.Tensor], sources: Sources) -> None:
+    def __init__(self, module: fx.GraphModule, own: dict[str, torch.Tensor], sources: Sources, is_random: bool) -> None:
         super().__init__(module)
         self.extra_traceback = False
-        self._own, self._sources = own, sources
+        self._own, self._sources, self._is_random = own, sources, is_random
         self._kinds: dict[fx.Node, int] = {}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -76,10 +82,30 @@ class _Interpreter(fx.Interpreter):
             given = functools.reduce(operator.or_, (self._kinds[argument] for argument in bad), 0)
             if n.op.startswith("call") and kinds & ~given:
                 self._sources.append((n.name, kinds & ~given))
-            elif n.op.startswith("call") and _has_own_elements(result, masks):
-                self._sources.append((n.name, kinds, True))
+            elif n.op.startswith("call"):
+                is_elsewhere = _has_own_elements(result, masks)
+                is_own = not given & _NAN and self._is_made_without(n, result)
+                if is_elsewhere or is_own:
+                    self._sources.append((n.name, kinds, is_elsewhere, is_own))
             self._kinds[n] = kinds
         return result
+
+    def _is_made_without(self, n: fx.Node, result: Any) -> bool:
+        """Whether elements of a result are non-finite without the infinities among the arguments, too.
+
+        They are an overflow beside a mask, in another row.
+        """
+        if self._is_random or not _may_run_again(n):
+            return False
+        masks = [~torch.isfinite(part) for part in plain_parts(result)]
+        for number in (0.0, 1.0):  # an operation may be undefined at one of them
+            args, kwargs = tree_map(functools.partial(_filled, number), self.fetch_args_kwargs_from_env(n))
+            try:
+                parts = plain_parts(getattr(self, n.op)(n.target, args, kwargs))
+                masks = [mask & ~torch.isfinite(part) for mask, part in zip(masks, parts, strict=True)]
+            except (RuntimeError, TypeError, ValueError):  # the shapes depend on the values
+                return False
+        return any(bool(mask.any()) for mask in masks)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._own[target] if target in self._own else super().get_attr(target, args, kwargs)
@@ -98,6 +124,24 @@ def _has_own_elements(result: Any, given: Sequence[torch.Tensor]) -> bool:
         return any(bool((~torch.isfinite(part) & ~_any_of(given, part.shape)).any()) for part in plain_parts(result))
     except RuntimeError:  # the shapes do not fit
         return False
+
+
+def _may_run_again(n: fx.Node) -> bool:
+    """Whether a node is an operation of PyTorch that writes only new memory."""
+    if n.op == "call_method":
+        return not str(n.target).endswith("_")
+    if isinstance(n.target, torch._ops.OperatorBase) and getattr(n.target, "namespace", "") not in ("aten", "prims"):
+        return False
+    module = getattr(n.target, "__module__", None) or "torch"  # none for functions in C
+    name = str(getattr(n.target, "__name__", ""))
+    is_in_place = name.endswith("_") or name in ("setitem", "getattr") or n.kwargs.get("inplace") or "out" in n.kwargs
+    return n.op == "call_function" and module.startswith(("torch", "_operator")) and not is_in_place
+
+
+def _filled(number: float, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return torch.nan_to_num(value.detach(), number, number, number)
 
 
 def _any_of(masks: Sequence[torch.Tensor], shape: torch.Size) -> torch.Tensor:

@@ -282,7 +282,7 @@ class _Replay:
             with as_received(self.call.received):
                 with drawing, torch.set_grad_enabled(needs_graph and torch.is_grad_enabled()):
                     inputs = [*made[: len(self.call.graph_tensors)], *args]
-                    outputs, sources = self.call.probe.run(inputs, self._passed(args))
+                    outputs, sources = self.call.probe.run(inputs, self._passed(args), self.call.is_random)
                 if self.tangents is not None:
                     run = functools.partial(_gradients, outputs, made, self.tangents)
                     sources += sources_of_gradients(run, outputs)
