@@ -19,13 +19,10 @@
 #include <ATen/ops/sub.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/record_function.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "call_sites/current_call_site.h"
-#include "operators/dispatch_key.h"
+#include "intercept/unseen_calls.h"
 #include "operators/for_each_tensor.h"
 #include "operators/op_traits.h"
 #include "origin/harm.h"
@@ -36,31 +33,6 @@
 
 namespace torchnan {
 namespace {
-
-class SilentWarnings final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning&) override {}
-};
-
-// While it exists, operations of this thread reach only their kernels: modes, recorders and autograd do not see them.
-class UnseenCalls {
- public:
-  UnseenCalls() : none_above_(above_kernels()), silent_(&warnings_) {}
-
- private:
-  // Without the bits of backends, which a guard would not remove again.
-  static c10::DispatchKeySet above_kernels() {
-    const c10::DispatchKeySet above = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
-                                      c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
-    return {c10::DispatchKeySet::RAW,
-            above.add(c10::DispatchKey::Python).raw_repr() & ~static_cast<uint64_t>(c10::full_backend_mask)};
-  }
-
-  SilentWarnings warnings_;
-  at::DisableRecordFunctionGuard no_recorder_;
-  c10::impl::ExcludeDispatchKeyGuard none_above_;
-  c10::WarningUtils::WarningHandlerGuard silent_;
-};
 
 bool is_dense(const at::Tensor& tensor) { return tensor.defined() && is_dense_on_host(*tensor.unsafeGetTensorImpl()); }
 

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <exception>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/nan_to_num.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "intercept/unseen_calls.h"
 #include "operators/for_each_tensor.h"
 
 namespace torchnan {
@@ -36,8 +35,7 @@ c10::IValue RunAgain::replaced(const c10::IValue& argument, double number, c10::
 
 // Empty if the kernel rejects them, or if not all could be replaced: those in a sparse tensor are not an argument.
 std::vector<at::Tensor> RunAgain::results_with(double number, c10::ArrayRef<at::Tensor> nonfinite) const {
-  const at::AutoDispatchBelowAutograd no_graph;
-  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::python_ks);
+  const UnseenCalls unseen;
   std::vector<at::Tensor> results;
   try {
     torch::jit::Stack stack;
