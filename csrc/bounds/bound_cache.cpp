@@ -313,9 +313,8 @@ void BoundCache::mark_stale(c10::StorageImpl& storage) noexcept {
 void BoundCache::mark_written_unseen(const at::Tensor& tensor) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
-  const State known = state_of(load(storage).word);
-  if (is_bounded(known)) store(storage, static_cast<uint64_t>(State::kStale), 0);
-  if (known == State::kUninitialized) store(storage, static_cast<uint64_t>(State::kUnknown), 0);
+  mark_stale(*storage);
+  if (state_of(load(storage).word) == State::kUninitialized) store(storage, static_cast<uint64_t>(State::kUnknown), 0);
 }
 
 void BoundCache::record_exported(const at::Tensor& tensor) {

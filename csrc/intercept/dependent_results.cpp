@@ -156,16 +156,8 @@ void DependentResults::save_alternatives() {
   }
   const auto is_dropped = [&](const auto& one) { return !counts(one.first, *one.second); };
   dependent_.erase(std::remove_if(dependent_.begin(), dependent_.end(), is_dropped), dependent_.end());
-  for (const c10::IValue& argument : arguments_) alternative_arguments_.push_back(alternative_argument(argument));
-}
-
-c10::IValue DependentResults::alternative_argument(const c10::IValue& argument) const {
-  if (argument.isTensor()) return alternative_tensor(argument.toTensor());
-  if (!argument.isList()) return argument;
-  const c10::List<c10::IValue> given = argument.toList();
-  c10::impl::GenericList replaced(given.elementType());
-  for (const c10::IValue& element : given.vec()) replaced.push_back(alternative_argument(element));
-  return replaced;
+  const auto alternative = [this](const at::Tensor& tensor) { return alternative_tensor(tensor); };
+  for (const c10::IValue& argument : arguments_) alternative_arguments_.push_back(with_tensors(argument, alternative));
 }
 
 at::Tensor DependentResults::alternative_tensor(const at::Tensor& tensor) const {

@@ -38,7 +38,6 @@ class DependentResults {
 
   void find_dependent_arguments();
   void save_alternatives();
-  c10::IValue alternative_argument(const c10::IValue& argument) const;
   at::Tensor alternative_tensor(const at::Tensor& tensor) const;
   bool may_run_again(c10::ArrayRef<at::Tensor> results) const;
   std::vector<at::Tensor> written(c10::ArrayRef<c10::IValue> returned, c10::ArrayRef<c10::IValue> arguments) const;

@@ -175,6 +175,7 @@ at::Tensor OpCall::saved_tensor(size_t argument, int64_t element) const {
 void OpCall::inspect_arguments() {
   const bool something_is_bad = nonfinite_registry().in_use() || plan_.handling == OpPlan::Handling::kRead;
   if (!something_is_bad && !plan_.writes_in_place()) return;
+  if (waits_for_collective(plan_.name)) return;  // the values come during the call
   const StorageRanges overwritten = find_overwritten_storages(something_is_bad);
   if (!something_is_bad && overwritten.empty()) return;
   for (size_t k = 0; k < saved_.size(); ++k) {
@@ -207,7 +208,6 @@ StorageRanges OpCall::find_overwritten_storages(bool all) const {
 
 void OpCall::inspect_argument(const at::Tensor& argument, size_t saved, int64_t element, bool overwritten) {
   if (argument.unsafeGetTensorImpl()->is_wrapped_number()) return;  // a number, and not a computed value
-  if (waits_for_collective(plan_.name)) return;                     // its values come during the call
   const at::Tensor tensor = scannable_values(argument);
   if (!tensor.defined()) return;
   const bool known = nonfinite_registry().in_use() && nonfinite_registry().contains(tensor);

@@ -1,7 +1,6 @@
 // Repeats a call with other arguments, to find what it makes of finite ones.
 #pragma once
 
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -30,9 +29,6 @@ class RunAgain : public FiniteRun {
   std::vector<at::Tensor> results_with(double number, c10::ArrayRef<at::Tensor> nonfinite) const override;
 
  private:
-  c10::IValue replaced(const c10::IValue& argument, double number, c10::ArrayRef<at::Tensor> nonfinite,
-                       std::set<const void*>& found) const;
-
   const c10::OperatorHandle& op_;
   const OpPlan& plan_;
   const c10::DispatchKeySet below_;

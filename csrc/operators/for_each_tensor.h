@@ -27,6 +27,17 @@ void for_each_tensor(const c10::IValue& value, Visit&& visit) {
   for_each_tensor(operand(value), std::forward<Visit>(visit));
 }
 
+// Returns the argument with replace(tensor) in place of each of its tensors, also of those in lists.
+template <typename Replace>
+c10::IValue with_tensors(const c10::IValue& argument, Replace&& replace) {
+  if (argument.isTensor()) return replace(argument.toTensor());
+  if (!argument.isList()) return argument;
+  const c10::List<c10::IValue> given = argument.toList();
+  c10::impl::GenericList replaced(given.elementType());
+  for (const c10::IValue& element : given.vec()) replaced.push_back(with_tensors(element, replace));
+  return replaced;
+}
+
 // Calls visit(tensor, output) for each defined tensor of a result, and numbers outputs from `first` on: those that are
 // undefined count too. Returns the number of the output that comes next.
 template <typename Visit>

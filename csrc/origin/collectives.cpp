@@ -234,6 +234,11 @@ double largest_harmless(const CollectiveCall& facts, double limit) {
   return std::numeric_limits<double>::infinity();
 }
 
+// Whether an argument is a list of lists.
+bool is_nested(const c10::IValue& value) {
+  return value.isList() && !value.toListRef().empty() && value.toListRef().front().isList();
+}
+
 template <typename Visit>
 void for_each_nested(const c10::IValue& value, Visit&& visit) {
   if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor());
@@ -280,8 +285,7 @@ void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_argumen
 bool HostCollective::may_come_back(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
                                    const LargeElements& large) const {
   if (!is_reduce_scatter_) return true;
-  const c10::IValue& saved = call_.saved[argument.saved_index];
-  if (saved.isList() && saved.toListRef().front().isList()) return position % facts_.ranks == facts_.rank;
+  if (is_nested(call_.saved[argument.saved_index])) return position % facts_.ranks == facts_.rank;
   if (large == nullptr) return true;
   return std::any_of(large->begin(), large->end(),
                      [&](int64_t element) { return element * facts_.ranks / sent.numel() == facts_.rank; });
@@ -312,7 +316,7 @@ void HostCollective::inspect(const at::Tensor& sent, int64_t position, const OpP
     if (!known.exported) bound_cache().record_read(values, {verdict.max_abs});
   }
   if (!may_overflow(known.bound.max_abs)) return;
-  auto elements = elements_beyond(values, limit, kMostLarge);
+  auto elements = argument.writes || is_reduce_scatter_ ? elements_beyond(values, limit, kMostLarge) : std::nullopt;
   const LargeElements large = elements ? std::make_shared<const std::vector<int64_t>>(std::move(*elements)) : nullptr;
   if (!may_come_back(values, position, argument, large)) return;
   may_overflow_ = values;
@@ -351,8 +355,8 @@ void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
 
 at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, const c10::IValue& argument) const {
   if (!is_gather_ || facts_.ranks < 2) return values;
-  const bool is_nested = argument.isList() && !argument.toListRef().empty() && argument.toListRef().front().isList();
-  if (is_nested) {  // a list of the ranks' tensors; or one for each rank, if several tensors are gathered at once
+  if (is_nested(
+          argument)) {  // a list of the ranks' tensors; or one for each rank, if several tensors are gathered at once
     const c10::ArrayRef<c10::IValue> lists = argument.toListRef();
     const auto in_each = static_cast<int64_t>(lists.front().toListRef().size());
     const int64_t rank = lists.size() == 1 ? position : position / std::max<int64_t>(in_each, 1);

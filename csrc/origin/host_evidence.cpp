@@ -100,8 +100,8 @@ bool HostEvidence::has_own_elements(NonfiniteKinds kinds) {
   std::vector<bool> is_own;
   const auto kinds_here = kinds_by_element(result_->tensor);
   for (const NonfiniteKinds one : *kinds_here) is_own.push_back(one.any());
-  for (const double number :
-       {0.0, 1.0}) {  // an operation may be undefined at one of them, as that of a singular matrix
+  // An operation may be undefined at one of them, as that of a singular matrix.
+  for (const double number : {0.0, 1.0}) {
     const std::vector<at::Tensor> results = call_.finite_run->results_with(number, masks);
     const auto output = static_cast<size_t>(result_->output);
     const at::Tensor result = output < results.size() ? scannable_values(results[output]) : at::Tensor();

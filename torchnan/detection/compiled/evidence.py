@@ -21,7 +21,7 @@ from torchnan.detection.compiled.torch_internals import is_transform
 # other elements, and whether without those of the arguments.
 Sources = list[Hashable]
 
-_NAN = 1  # as in kinds_of()
+NAN, NEGINF = 1, 4  # as in kinds_of()
 
 
 class Probe:
@@ -84,7 +84,7 @@ class _Interpreter(fx.Interpreter):
                 self._sources.append((n.name, kinds & ~given))
             elif n.op.startswith("call"):
                 is_elsewhere = _has_own_elements(result, masks)
-                is_own = not given & _NAN and self._is_made_without(n, result)
+                is_own = not given & NAN and self._is_made_without(n, result)
                 if is_elsewhere or is_own:
                     self._sources.append((n.name, kinds, is_elsewhere, is_own))
             self._kinds[n] = kinds

@@ -15,7 +15,7 @@ from torchnan._load import _C
 from torchnan.detection import introspection, shards
 from torchnan.detection.compiled import compiled_autograd, compiled_step, replay, torch_internals
 from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
-from torchnan.detection.compiled.evidence import Probe
+from torchnan.detection.compiled.evidence import NEGINF, Probe
 from torchnan.detection.compiled.explanations import Border, Explanation, Explanations, pattern_of
 from torchnan.detection.compiled.graph import (
     allocator_of,
@@ -220,7 +220,7 @@ class Region:
         missing = [(i, kinds) for i, kinds in bad if i not in found]
         accident, mask = self._given_causes(call, tangents) if missing else (None, None)
         for i, kinds in missing:
-            given = accident or (mask if kinds == replay.NEGINF else None)
+            given = accident or (mask if kinds == NEGINF else None)
             if given is not None:
                 found[i] = given
                 continue

@@ -17,7 +17,7 @@ from torchnan.config.text import printable
 from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, torch_internals
 from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
 from torchnan.detection.compiled.compilation import unwatched
-from torchnan.detection.compiled.evidence import Probe, Sources, kinds_in, sources_of_gradients
+from torchnan.detection.compiled.evidence import NEGINF, Probe, Sources, kinds_in, sources_of_gradients
 from torchnan.detection.compiled.graph import (
     allocates,
     as_list,
@@ -33,8 +33,6 @@ from torchnan.detection.compiled.received import AsReceived, Received, as_receiv
 from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, calling_stack
 from torchnan.detection.containment import describe
 from torchnan.detection.errors import NonFiniteError
-
-NEGINF = 4  # as in kinds_of()
 
 T = TypeVar("T")
 Tangents = list[tuple[int, torch.Tensor]]  # index among the graph's outputs, and the gradient of that output
