@@ -223,7 +223,7 @@ std::vector<at::Tensor> DependentResults::run_again() const {
 
 void DependentResults::follow(c10::ArrayRef<at::Tensor> results, uint64_t thread) {
   if (dependent_.empty()) {  // dependent values at these positions have been overwritten
-    for (const at::Tensor& result : results) remember(result, alternative_of(result, nullptr), nullptr, false);
+    for (const at::Tensor& result : results) forget_dependent(result);
     return;
   }
   const Step step{&plan_, current_call_site(session_, thread).live};

@@ -18,7 +18,9 @@
 
 #include "bounds/bound_cache.h"
 #include "bounds/dtype_range.h"
+#include "origin/dependent_values.h"
 #include "origin/elementwise_attribution.h"
+#include "origin/harm.h"
 #include "origin/memory_region.h"
 #include "origin/moved_bytes.h"
 #include "origin/nonfinite_registry.h"
@@ -234,6 +236,12 @@ double largest_harmless(const CollectiveCall& facts, double limit) {
   return std::numeric_limits<double>::infinity();
 }
 
+// No other rank can follow a finite value that depends on a NaN, so sending it is a read.
+void report_dependent(DetectionSession& session, const at::Tensor& sent) {
+  if (const auto provenance = provenance_of_dependent(sent))
+    report_harm(session, *provenance, HarmKind::kRead, NonfiniteKinds::only_nan());
+}
+
 // Whether an argument is a list of lists.
 bool is_nested(const c10::IValue& value) {
   return value.isList() && !value.toListRef().empty() && value.toListRef().front().isList();
@@ -294,6 +302,7 @@ bool HostCollective::may_come_back(const at::Tensor& sent, int64_t position, con
 void HostCollective::inspect(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
                              c10::SmallVectorImpl<BadArgument>& bad_arguments) {
   const std::string& name = call_.plan.argument_names[call_.plan.saved_arguments[argument.saved_index]];
+  report_dependent(call_.session, sent);
   if (may_be_bytes(sent)) {
     if (auto moved = nonfinite_registry().find_present(sent))
       bad_arguments.push_back({sent, name, -1, moved->possible_kinds(), std::move(moved)});
@@ -382,6 +391,7 @@ at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, 
 
 void HostCollective::expect(const at::Tensor& received, int64_t position, const c10::IValue& argument, bool is_sent,
                             c10::ArrayRef<BadArgument> bad_arguments) {
+  forget_dependent(received);
   const bool is_bytes = may_be_bytes(received);
   const at::Tensor values = is_bytes ? received : scannable_values(received);
   if (!values.defined()) return;
@@ -401,8 +411,10 @@ void HostCollective::expect(const at::Tensor& received, int64_t position, const 
   record_sparse_collective(call_.plan.name, bad_arguments.empty() ? nullptr : nonfinite_registry().find(values));
 }
 
-void record_sent_in_object(DetectionSession& session, const at::Tensor& values) {
-  if (!nonfinite_registry().contains(values) || !kinds_of(values).any()) return;
+void record_sent_in_object(DetectionSession& session, const at::Tensor& tensor) {
+  report_dependent(session, tensor);
+  const at::Tensor values = scannable_values(tensor);
+  if (!values.defined() || !nonfinite_registry().contains(values) || !kinds_of(values).any()) return;
   const auto provenance = nonfinite_registry().find(values);
   const auto digest = digest_of(values);
   if (provenance == nullptr || !digest) return;

@@ -99,7 +99,7 @@ class HostCollective {
 };
 
 // Records a tensor that this rank is about to send inside an object.
-TORCHNAN_API void record_sent_in_object(DetectionSession& session, const at::Tensor& values);
+TORCHNAN_API void record_sent_in_object(DetectionSession& session, const at::Tensor& tensor);
 
 // Marks a tensor that was made of the bytes which this thread's last collective has brought. If this rank has sent the
 // same bytes itself, the tensor has the causes of what was sent.

@@ -86,6 +86,13 @@ std::shared_ptr<const Provenance> provenance_of_dependent(const at::Tensor& tens
   return shows(tensor, *values) ? values->provenance : nullptr;
 }
 
+void forget_dependent(const at::Tensor& tensor) {
+  const auto before = nonfinite_registry().find_dependent(tensor);
+  if (before == nullptr || !is_dense_on_host(*tensor.unsafeGetTensorImpl())) return;
+  auto values = with_alternative(tensor, alternative_of(tensor, nullptr), before.get(), nullptr, false);
+  nonfinite_registry().remember_dependent(tensor, std::move(values));
+}
+
 at::Tensor alternative_of(const at::Tensor& tensor, const DependentValues* values) {
   at::Tensor copy = at::detail::empty_cpu(tensor.sizes(), tensor.scalar_type());
   const size_t item = tensor.itemsize();

@@ -32,6 +32,9 @@ bool is_checked_by_user(const DependentValues& values);
 // has checked.
 std::shared_ptr<const Provenance> provenance_of_dependent(const at::Tensor& tensor);
 
+// Forgets what these elements depended on, because they are overwritten.
+void forget_dependent(const at::Tensor& tensor);
+
 // Returns a contiguous copy of the tensor in which the alternatives replace the dependent values.
 at::Tensor alternative_of(const at::Tensor& tensor, const DependentValues* values);
 

@@ -201,8 +201,8 @@ void record_address_taken(const py::handle& object) {
 // Records a tensor of an object for other ranks, which is sent as bytes.
 void record_sent(const at::Tensor& tensor) {
   const auto session = ThreadState::current().shared_session();
-  const at::Tensor values = scannable_values(tensor);
-  if (session != nullptr && values.defined()) record_sent_in_object(*session, values);
+  const py::gil_scoped_release no_gil;
+  if (session != nullptr) record_sent_in_object(*session, tensor);
 }
 
 // Records a tensor of an object from another rank, or from this one, which arrived as bytes.

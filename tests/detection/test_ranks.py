@@ -881,6 +881,76 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("broadcast_", origin="parameter", name="2.bias", count=1), made("log", line=True)),
     ),
+    "indices of NaN that are sent": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    logits = torch.zeros(3, 4) / (0.0 if planted else 1.0)  # PLANTED
+    token = logits.argmax(-1)
+    other = torch.zeros(3, dtype=torch.long)
+    dist.send(token, 1) if rank == 0 else dist.recv(other, 0)
+    dist.send(token, 0) if rank == 1 else dist.recv(other, 1)
+    F.one_hot(other, 4).float().mean().item()
+    del logits, token
+""",
+        (made("div", line=True, harm="read", count=1), made("div", line=True, harm="read", count=1)),
+    ),
+    "the accuracy of NaN, of all ranks": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    logits = torch.zeros(3, 4) / (0.0 if planted else 1.0)  # PLANTED
+    right = (logits.argmax(-1) == 0).sum()
+    dist.all_reduce(right)
+    if rank == 0:
+        right.item()
+    del logits, right
+""",
+        (made("div", line=True, harm="read", count=1), made("div", line=True, harm="read", count=1)),
+    ),
+    "indices of NaN in an object": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    logits = torch.zeros(3, 4) / (0.0 if planted else 1.0)  # PLANTED
+    every = [None] * world
+    dist.all_gather_object(every, {"token": logits.argmax(-1)})
+    torch.stack([one["token"] for one in every]).tolist()
+    del logits
+""",
+        (made("div", line=True, harm="read", count=1), made("div", line=True, harm="read", count=1)),
+    ),
+    "indices of NaN that another rank overwrites": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    logits = torch.ones(3, 4)
+    if rank == 1 or planted:
+        logits = (logits - 1) / 0.0  # PLANTED
+    token = logits.argmax(-1)
+    dist.broadcast(token, 0)
+    token.tolist()
+    if planted and rank == 1:
+        logits.sum().item()
+    del logits
+""",
+        (made("div", line=True, harm="read", count=1), made("div", line=True, harm="read", count=1)),
+    ),
+    "a loss that is logged after the step": Program(
+        """
+model = nn.parallel.DistributedDataParallel(Net())
+optimizer = torch.optim.AdamW(model.parameters())
+with torchnan.detect(action="log") as watch:
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        if planted and rank == 1 and step == 1:
+            loss = loss * (loss.detach() * 0 - 1).log()  # PLANTED
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        mean.item()
+    del loss, mean
+""",
+        (received("allreduce_", count=1, harm="gradient"), made("log", line=True, count=1)),
+    ),
     "objects with equal bytes": Program(
         """
 with torchnan.detect(action="log") as watch:
