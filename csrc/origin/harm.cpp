@@ -83,8 +83,14 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
 // a program without an optimizer has one step.
 bool is_reported_of_collective(const DetectionSession& session, const std::shared_ptr<OriginRecord>& origin) {
   if (origin->collective.empty()) return false;
+  if (!origin->owner && is_beside_bad_weights(session, *origin)) return true;
   const auto first = one_origin_of(origin->collective + (origin->owner ? " of weights" : ""), session, origin);
   return first != origin && first->reported;
+}
+
+// Whether weights of this rank have the value now, or will have it after the step.
+bool is_in_weights(const DetectionSession& session, HarmKind kind) {
+  return kind == HarmKind::kParameter || (kind == HarmKind::kGradient && step_proceeds(session.options()) != false);
 }
 
 // Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
@@ -103,6 +109,7 @@ std::shared_ptr<const Cause> claim_cause(const DetectionSession& session, const 
     const bool is_returned = sent != nullptr && (sent->first().origin->reported || !is_harmless(sent->first(), kind));
     if (is_returned && sent->first().origin->reported.exchange(true)) return nullptr;
     if (is_returned) record_reported(session, *sent->first().origin);
+    if (!origin.collective.empty() && is_in_weights(session, kind)) record_bad_weights(session);
     for (const Cause& one : provenance.causes()) record_reported(session, *one.origin);  // one report for all of them
     // the caller keeps `provenance`
     return is_returned ? std::shared_ptr<const Cause>(sent, &sent->first())

@@ -3,12 +3,14 @@
 #include <cctype>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "detection/session.h"
 #include "origin/replayed_region.h"
 #include "process/fork_safe_mutex.h"
 #include "report/operator_name.h"
@@ -41,6 +43,7 @@ struct Reported {
   LastSteps<std::string> calls_in_modules;                             // the same, by line, operator and module
   LastSteps<std::string> calls_in_nodes;                               // in nodes that a forward region computes
   std::map<std::string, std::shared_ptr<OriginRecord>> common_causes;  // each with the last step that had it
+  std::optional<int64_t> bad_weights;                                  // the last step that had them, of another rank
 };
 
 struct Registry {
@@ -122,6 +125,19 @@ std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const Dete
   if (known != nullptr && known->site.step == origin->site.step) return known;
   released = std::exchange(known, origin);
   return origin;
+}
+
+void record_bad_weights(const DetectionSession& session) {
+  const std::lock_guard lock(registry.mutex);
+  registry.by_session[&session].bad_weights = session.step();
+}
+
+bool is_beside_bad_weights(const DetectionSession& session, const OriginRecord& origin) {
+  const std::lock_guard lock(registry.mutex);
+  const auto found = registry.by_session.find(&session);
+  if (found == registry.by_session.end() || !found->second.bad_weights) return false;
+  const int64_t steps_since = origin.site.step - *found->second.bad_weights;
+  return steps_since == 0 || steps_since == 1;
 }
 
 void forget_reported(const DetectionSession& session) {

@@ -24,6 +24,13 @@ bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRe
 std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const DetectionSession& session,
                                             std::shared_ptr<OriginRecord> origin);
 
+// Records that a value of another rank was reported in the weights of this one, or in gradients that the step applies.
+void record_bad_weights(const DetectionSession& session);
+
+// Whether such weights were reported in the step of `origin`, or in the one before it: the loss that is logged after an
+// optimizer step counts for the next step.
+bool is_beside_bad_weights(const DetectionSession& session, const OriginRecord& origin);
+
 // Forgets a session that ends.
 void forget_reported(const DetectionSession& session);
 
