@@ -21,6 +21,7 @@
 #include "origin/dependent_values.h"
 #include "origin/elementwise_attribution.h"
 #include "origin/harm.h"
+#include "origin/inference_turn.h"
 #include "origin/memory_region.h"
 #include "origin/moved_bytes.h"
 #include "origin/nonfinite_registry.h"
@@ -276,6 +277,7 @@ bool HostCollective::is_written(const OpPlan::CollectiveArgument& argument) cons
 }
 
 void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
+  note_collective(call_.session);
   for (const OpPlan::CollectiveArgument& argument : call_.plan.collective_arguments) {
     if (!is_read(argument)) continue;
     int64_t position = 0;

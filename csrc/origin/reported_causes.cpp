@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "detection/session.h"
+#include "origin/inference_turn.h"
 #include "origin/replayed_region.h"
 #include "process/fork_safe_mutex.h"
 #include "report/operator_name.h"
@@ -37,12 +38,18 @@ class LastSteps {
   std::map<Key, int64_t> steps_;
 };
 
+// The last origin of values with a common cause, and its turn in a program without steps.
+struct CommonCause {
+  std::shared_ptr<OriginRecord> origin;
+  int64_t turn = 0;
+};
+
 struct Reported {
   LastSteps<std::pair<SiteId, std::string>> calls;                     // in the forward pass
   LastSteps<std::string> lines;                                        // the same, by file and line
   LastSteps<std::string> calls_in_modules;                             // the same, by line, operator and module
   LastSteps<std::string> calls_in_nodes;                               // in nodes that a forward region computes
-  std::map<std::string, std::shared_ptr<OriginRecord>> common_causes;  // each with the last step that had it
+  std::map<std::string, CommonCause> common_causes;                    // each with the last step that had it
   std::optional<int64_t> bad_weights;                                  // the last step that had them, of another rank
 };
 
@@ -119,11 +126,13 @@ bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRe
 
 std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const DetectionSession& session,
                                             std::shared_ptr<OriginRecord> origin) {
-  std::shared_ptr<OriginRecord> released;  // after the lock
+  CommonCause released;  // after the lock
+  const int64_t turn = inference_turn(session);
   const std::lock_guard lock(registry.mutex);
-  auto& known = registry.by_session[&session].common_causes[cause];
-  if (known != nullptr && known->site.step == origin->site.step) return known;
-  released = std::exchange(known, origin);
+  CommonCause& known = registry.by_session[&session].common_causes[cause];
+  const bool is_same = known.origin != nullptr && known.origin->site.step == origin->site.step && known.turn == turn;
+  if (is_same) return known.origin;
+  released = std::exchange(known, {origin, turn});
   return origin;
 }
 

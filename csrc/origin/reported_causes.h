@@ -20,7 +20,8 @@ void record_reported(const DetectionSession& session, const OriginRecord& origin
 // that made the node, or of the call that a checkpoint or the backward pass of a region runs again there.
 bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin);
 
-// Returns the common origin of values with a common cause in the step of `origin`: `origin` itself, if it is the first.
+// Returns the common origin of values with a common cause in the step of `origin`, or in the turn of a program without
+// steps: `origin` itself, if it is the first.
 std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const DetectionSession& session,
                                             std::shared_ptr<OriginRecord> origin);
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "origin/inference_turn.h"
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
 #include "origin/reported_causes.h"
@@ -33,6 +34,7 @@ struct SentInStep {
   static constexpr size_t kMost = 64;
 
   int64_t step = 0;
+  int64_t turn = 0;  // in a program without steps
   std::vector<SentValues> values;  // each of another origin
 };
 
@@ -49,8 +51,10 @@ void record_sent_in_step(const DetectionSession& session, const SentValues& valu
   std::vector<SentValues> released;  // after the lock
   const std::lock_guard lock(sent_in_steps.mutex);
   SentInStep& sent = sent_in_steps.by_session[&session];
-  if (sent.step != session.step()) released.swap(sent.values);
+  const int64_t turn = inference_turn(session);
+  if (sent.step != session.step() || sent.turn != turn) released.swap(sent.values);
   sent.step = session.step();
+  sent.turn = turn;
   const auto known = std::find_if(sent.values.begin(), sent.values.end(), [&](const SentValues& one) {
     return &origin_of(one.provenance) == &origin_of(values.provenance);
   });
@@ -147,7 +151,8 @@ void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenanceP
 NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, const OriginRecord& received) {
   const std::lock_guard lock(sent_in_steps.mutex);
   const auto found = sent_in_steps.by_session.find(&session);
-  if (found == sent_in_steps.by_session.end() || found->second.step != received.site.step) return nullptr;
+  if (found == sent_in_steps.by_session.end()) return nullptr;
+  if (found->second.step != received.site.step || found->second.turn != inference_turn(session)) return nullptr;
   NonfiniteRegistry::ProvenancePtr own;
   for (const auto& [sent, to_reduction] : found->second.values) {
     const OriginRecord& origin = origin_of(sent);

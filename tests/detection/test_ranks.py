@@ -951,6 +951,40 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("allreduce_", count=1, harm="gradient"), made("log", line=True, count=1)),
     ),
+    "a value of another turn than a metric that was received, in inference": Program(
+        """
+with torchnan.detect(action="log") as watch, torch.no_grad():
+    for turn in range(4):
+        metric = torch.ones(0 if planted and rank == 1 and turn == 0 else 2).mean()
+        dist.broadcast(metric, 1)
+        hidden = torch.full((2, 4), -1.0 if planted and rank == 1 and turn == 2 else 1.0).log()
+        dist.broadcast(hidden, 1)
+        if rank == 0:
+            metric.item(), hidden.sum().item()
+    del metric, hidden
+""",
+        (received("broadcast_", origin="input", harm="read", count=2), made("mean", count=2)),
+    ),
+    "a value of another turn than a metric that was sent, in inference": Program(
+        """
+with torchnan.detect(action="log") as watch, torch.no_grad():
+    for turn in range(4):
+        metric, hidden = torch.ones(()), torch.zeros(2, 4)
+        if rank == 0:
+            metric = torch.ones(0 if planted and turn == 0 else 2).mean()
+            metric.item()
+            dist.send(metric, 1)
+            dist.recv(hidden, 1)
+            hidden.sum().item()
+        else:
+            dist.recv(metric, 0)
+            metric.nan_to_num().item()
+            hidden = torch.full((2, 4), -1.0 if planted and turn == 2 else 1.0).log()  # PLANTED
+            dist.send(hidden, 0)
+    del metric, hidden
+""",
+        (made("mean", harm="read", count=2), made("log", line=True, count=1)),
+    ),
     "objects with equal bytes": Program(
         """
 with torchnan.detect(action="log") as watch:
