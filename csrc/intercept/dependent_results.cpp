@@ -117,9 +117,10 @@ std::unique_ptr<DependentResults> DependentResults::of_call(const c10::OperatorH
   return is_needed ? std::move(call) : nullptr;
 }
 
+// Of zeros_like(x) and its relatives, `x` gives only sizes and dtype, and is not saved.
 void DependentResults::find_dependent_arguments() {
-  for (const c10::IValue& argument : arguments_) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
+  for (const uint16_t saved : plan_.saved_arguments) {
+    for_each_tensor(arguments_[saved], [&](const at::Tensor& tensor, int64_t) {
       if (!is_dense(tensor)) return;
       auto values = nonfinite_registry().find_dependent(tensor);
       if (values != nullptr) dependent_.emplace_back(tensor, std::move(values));

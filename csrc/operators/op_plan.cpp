@@ -215,7 +215,8 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.overload = op.operator_name().overload_name;
   const size_t colons = plan.name.find("::");
   const std::string_view ns = std::string_view(plan.name).substr(0, colons);
-  const std::string_view base = std::string_view(plan.name).substr(colons + 2);
+  // Empty for an operator of user code: it may do something else than the operator of PyTorch with its name.
+  const std::string_view base = is_namespace_of_pytorch(ns) ? std::string_view(plan.name).substr(colons + 2) : "";
   const c10::FunctionSchema& schema = op.schema();
   plan.arguments = static_cast<uint16_t>(schema.arguments().size());
   plan.returns = static_cast<uint16_t>(schema.returns().size());

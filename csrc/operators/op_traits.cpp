@@ -55,6 +55,23 @@ constexpr std::array kAbsorbsNegativeInfinity = {
     "relu"sv, "relu_"sv, "exp_"sv,  "sigmoid_"sv, "logsumexp"sv, "logaddexp"sv, "logcumsumexp"sv,
 };
 
+constexpr std::array kNamespacesOfPyTorch = {
+    "aten"sv,
+    "prims"sv,
+    "c10d"sv,
+    "_c10d_functional"sv,
+    "_c10d_functional_autograd"sv,
+    "_dtensor"sv,
+    "symm_mem"sv,
+    "inductor"sv,
+    "fsdp"sv,
+    "quantized"sv,
+    "mkldnn"sv,
+    "profiler"sv,
+    "rngprims"sv,
+    "torchnan"sv,
+};
+
 constexpr std::array kComparisons = {
     "isnan"sv, "isinf"sv, "isposinf"sv, "isneginf"sv, "isfinite"sv, "isclose"sv, "allclose"sv, "equal"sv,
     "eq"sv,    "ne"sv,    "lt"sv,       "le"sv,       "gt"sv,       "ge"sv,      "signbit"sv,  "measure"sv,
@@ -234,6 +251,7 @@ constexpr std::array kViewsWithArithmeticBackward = {"expand"sv, "unfold"sv};
 
 }  // namespace
 
+bool is_namespace_of_pytorch(std::string_view ns) { return contains(kNamespacesOfPyTorch, ns); }
 bool returns_uninitialized(std::string_view op) { return contains(kUninitialized, op); }
 bool returns_allocation(std::string_view op) {
   return op.find("empty") != std::string_view::npos || op.find("resize") != std::string_view::npos;

@@ -10,6 +10,9 @@
 
 namespace torchnan {
 
+// Whether operators of this namespace are those of PyTorch, or of torchnan. Those of user code have no other traits.
+bool is_namespace_of_pytorch(std::string_view ns);
+
 // Whether its result is uninitialized memory.
 bool returns_uninitialized(std::string_view op);
 

@@ -434,3 +434,36 @@ def test_a_masked_row_is_silent_where_an_operation_passes_it_on():
         kept[0][1:].sum().item()
     assert session.findings == []
     del kept
+
+
+# -- values that depend on a NaN
+
+
+LIKE = {
+    "zeros_like": torch.zeros_like,
+    "ones_like": torch.ones_like,
+    "full_like": lambda x: torch.full_like(x, 2.0),
+    "new_zeros": lambda x: x.new_zeros(3),
+}
+
+
+@pytest.mark.parametrize("make", LIKE.values(), ids=LIKE)
+def test_a_tensor_of_the_same_size_does_not_depend_on_the_values(make):
+    def program():
+        index = (torch.zeros(3, 4) / 0).argmax(-1)
+        make((index == 0).float()).tolist()
+
+    assert findings_of(program) == []
+
+
+# -- operators of user code
+
+
+@torch.library.custom_op("torchnan_tests::full", mutates_args=())
+def scale_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.full((3,), 1.0) / x
+
+
+def test_an_operator_of_user_code_with_the_name_of_one_of_pytorch_is_an_origin():
+    (finding,) = findings_of(lambda: scale_of(torch.zeros(3)).sum().item())
+    assert (finding.op, finding.kind, finding.harm.kind) == ("torchnan_tests::full", "inf", "read")
