@@ -36,11 +36,20 @@ CallContext context_of_region(DetectionSession& session) {
 }
 
 // Whether both are the same operation of a forward pass that ran again: each replay has the same call sites.
+bool have_same_place(const OriginRecord& a, const OriginRecord& b) {
+  if (a.site.live == b.site.live) return true;
+  const auto is_same = [](const Frame& one, const Frame& other) {
+    return one.line == other.line && one.file == other.file && one.function == other.function;
+  };
+  // frames of PyTorch, which are not shown, may differ
+  return !a.facts.stack.empty() && std::ranges::equal(a.facts.stack, b.facts.stack, is_same);
+}
+
 bool is_same_operation(const OriginRecord& a, const OriginRecord& b) {
   const auto is_in_forward_pass = [](const OriginRecord& origin) {
     return origin.source == OriginRecord::Source::kOperation && origin.site.node.empty() && origin.site.live != 0;
   };
-  return is_in_forward_pass(a) && is_in_forward_pass(b) && a.site.live == b.site.live && a.facts.op == b.facts.op &&
+  return is_in_forward_pass(a) && is_in_forward_pass(b) && have_same_place(a, b) && a.facts.op == b.facts.op &&
          a.facts.output == b.facts.output;
 }
 
@@ -165,15 +174,19 @@ void set_region_provenance(DetectionSession& session, const at::Tensor& result,
   record_unused_if_new(session, provenance);
 }
 
-NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(const NonfiniteRegistry::ProvenancePtr& gradient,
-                                                              const NonfiniteRegistry::ProvenancePtr& forward) {
+NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(
+    const NonfiniteRegistry::ProvenancePtr& gradient, const std::vector<NonfiniteRegistry::ProvenancePtr>& forward) {
   std::vector<Cause> causes = gradient->causes();
   for (Cause& cause : causes) {
-    const auto& known = forward->causes();
-    const auto same = std::find_if(known.begin(), known.end(), [&](const Cause& earlier) {
-      return is_same_operation(*cause.origin, *earlier.origin);
-    });
-    if (same != known.end()) cause.origin = same->origin;
+    for (const auto& result : forward) {
+      const auto& known = result->causes();
+      const auto same = std::find_if(known.begin(), known.end(), [&](const Cause& earlier) {
+        return is_same_operation(*cause.origin, *earlier.origin);
+      });
+      if (same == known.end()) continue;
+      cause.origin = same->origin;
+      break;
+    }
   }
   return std::make_shared<Provenance>(std::move(causes));
 }

@@ -70,9 +70,9 @@ TORCHNAN_API void set_region_provenance(DetectionSession& session, const at::Ten
                                         const NonfiniteRegistry::ProvenancePtr& provenance);
 
 // Returns the provenance of a gradient whose replay has run the forward pass again. It uses the origins found before
-// for that pass: an operation has one origin, which is reported once.
+// for the results of that pass: an operation has one origin, which is reported once.
 TORCHNAN_API NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(
-    const NonfiniteRegistry::ProvenancePtr& gradient, const NonfiniteRegistry::ProvenancePtr& forward);
+    const NonfiniteRegistry::ProvenancePtr& gradient, const std::vector<NonfiniteRegistry::ProvenancePtr>& forward);
 
 // A non-finite argument of a region: its provenance in an earlier call and in this one.
 struct RegionArgument {

@@ -35,8 +35,11 @@ namespace {
 
 thread_local bool replays = false;
 
-ProvenanceHandle with_origins_found_before(const ProvenanceHandle& gradient, const ProvenanceHandle& forward) {
-  return {with_origins_of_forward_pass(gradient.provenance, forward.provenance)};
+ProvenanceHandle with_origins_found_before(const ProvenanceHandle& gradient,
+                                           const std::vector<ProvenanceHandle>& forward) {
+  std::vector<NonfiniteRegistry::ProvenancePtr> known;
+  for (const ProvenanceHandle& handle : forward) known.push_back(handle.provenance);
+  return {with_origins_of_forward_pass(gradient.provenance, known)};
 }
 
 // Whether one of the causes was reported: one report stands for all of them.
@@ -199,7 +202,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_readonly("autocast", &Modes::autocast);
   py::class_<RegionBorder, std::shared_ptr<RegionBorder>>(m, "RegionBorder")
       .def(py::init<const py::kwargs&>())
-      .def_readonly("is_random", &RegionBorder::is_random)
+      .def_readwrite("is_random", &RegionBorder::is_random)
       .def_readonly("finite_calls", &RegionBorder::finite_calls)
       .def_readonly("finite_passes", &RegionBorder::finite_passes)
       .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
@@ -222,7 +225,7 @@ void bind_compiled_regions(py::module_& m) {
       .def("enter_node", &RegionCall::enter_node)
       .def_property_readonly("hooks", &RegionCall::hooks)
       .def_property_readonly("given", &RegionCall::given)
-      .def_property("provenance", &RegionCall::provenance, &RegionCall::set_provenance)
+      .def_property("provenances", &RegionCall::provenances, &RegionCall::set_provenances)
       .def_property_readonly("stack", &RegionCall::stack);
   m.def("set_replaying", [](bool replaying) { replays = replaying; });
   m.def("is_replaying", &is_replaying);

@@ -142,8 +142,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   SiteId stack() const { return stack_; }
   const pybind11::object& hooks() const { return hooks_; }
   const pybind11::object& given() const { return given_; }
-  const pybind11::object& provenance() const { return provenance_; }
-  void set_provenance(pybind11::object found) { provenance_ = std::move(found); }
+  const pybind11::object& provenances() const { return provenances_; }
+  void set_provenances(pybind11::object found) { provenances_ = std::move(found); }
 
  private:
   using Objects = c10::SmallVector<pybind11::object, 16>;
@@ -186,7 +186,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::object hooks_;                                // the hooks that pack and unpack saved tensors, or None
   // provenance of a non-finite argument that is overwritten and was not copied
   pybind11::object given_ = pybind11::none();
-  pybind11::object provenance_ = pybind11::none();  // provenance of the region's results, once it has been found
+  pybind11::object provenances_ = pybind11::tuple();  // of the region's results, once they have been found
   SiteId stack_ = 0;
   size_t boxed_ = 0;         // number of arguments in a list, which the call empties
   ReceivedValues received_;  // by the collectives of the call, and then of its backward pass

@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import torchnan
 from torchnan.detection.compiled import explanations
 
+INF = float("inf")
+
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
@@ -370,9 +372,36 @@ def in_one_graph(compiler):
         loss_of(w, torch.tensor([1.0, 1.0, 0.0 if step == 1 else 1.0])).backward()
 
 
-def test_a_region_without_breaks_is_reported_once():
+def normalized_in_one_graph(compiler):
+    def loss_of(w, x):
+        g = (w * 0).detach()
+        return (x @ (w - g / g.square().sum().sqrt())).square().mean()
+
+    w = nn.Parameter(torch.ones(3, 2))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    options = {"fullgraph": True} if compiler is torch.compile else {}
+    compiler(loss_of, **options)(w, torch.ones(4, 3)).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("program", [in_one_graph, normalized_in_one_graph])
+def test_a_region_without_breaks_is_reported_once(program):
     """Dynamo evaluates frames while such a region runs, and not in its backward pass."""
-    assert_as_eager(in_one_graph, 1)
+    assert_as_eager(program, 1)
+
+
+def two_results_of_two_causes(compiler):
+    w = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    weighed = compiler(lambda x, s: ((w * (x / s)).sum(), torch.log(s)))
+    loss, logarithm = weighed(torch.zeros(3), torch.tensor([1.0, 0.0, 1.0]))
+    torch.where(torch.isfinite(logarithm), logarithm, 0)
+    loss.backward()
+    optimizer.step()
+
+
+def test_a_result_that_was_reported_is_the_cause_of_gradients_beside_another():
+    assert_as_eager(two_results_of_two_causes, 1)
 
 
 def behind_a_mask_that_was_given(compiler):
@@ -404,6 +433,94 @@ def gradient_that_a_region_zeroes(compiler):
 
 def test_a_gradient_that_a_region_zeroes_is_silent():
     assert_as_eager(gradient_that_a_region_zeroes, 0)
+
+
+def selected_by_a_flag(compiler):
+    chosen = compiler(lambda scores, keep, p, flag: torch.where(flag, torch.log(p), scores.masked_fill(~keep, -INF)))
+    for call in range(10):
+        keep, p = torch.tensor([True, True, False, True]), torch.tensor([0.5, 0.0, 0.5, 0.5])
+        row = chosen(torch.randn(4), keep, p, torch.tensor(call > 4))
+        if call > 4:
+            row.sum().item()
+
+
+def returned_in_part(compiler):
+    def rows(scores, keep, p):
+        masked, logarithm = scores.masked_fill(~keep, -INF), torch.log(p)
+        return torch.cat([masked[:2], logarithm[:2]]), masked[2:]
+
+    parts = compiler(rows)
+    for call in range(10):
+        p = torch.tensor([0.5, 0.0 if call > 4 else 0.5, 0.0, 0.5])
+        row, hidden = parts(torch.randn(4), torch.tensor([True, call > 4, False, True]), p)
+        kept.append(hidden)
+        if call > 4:
+            row[2:].sum().item()
+
+
+@pytest.mark.parametrize("program", [selected_by_a_flag, returned_in_part])
+def test_a_value_that_reaches_a_result_later_than_a_mask_is_found(program):
+    """The operations that make the two are the same in all calls."""
+    findings = [one for one in findings_of(program, torch.compile) if one.level == "error"]
+    assert [(one.op, one.harm.kind) for one in findings] == [("aten::log", "read")]
+    kept.clear()
+
+
+def two_causes_that_are_selected(compiler):
+    chosen = compiler(
+        lambda a, b, flag: torch.where(
+            flag,
+            torch.log(a),
+            torch.log(b),
+        )
+    )
+    for call in range(10):
+        chosen(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor(call < 5)).sum().item()
+
+
+def test_the_cause_that_is_selected_is_named():
+    assert_as_eager(two_causes_that_are_selected, 2)
+
+
+class Calling(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+MANY = explanations.REPLAYS_OF_MODULES // explanations.REPLAYS_OF_ONE_CAUSE + 4
+
+
+def mask_of_many_callers(compiler):
+    masked = compiler(lambda x, keep: x.masked_fill(~keep, -INF))
+    layers = nn.ModuleList(Calling(masked) for _ in range(MANY))
+    for _ in range(5):
+        for layer in layers:
+            layer.last = layer(torch.randn(3), torch.tensor([True, True, False]))
+    kept.append(layers)
+
+
+def test_a_mask_of_a_helper_with_many_callers_is_silent():
+    assert_as_eager(mask_of_many_callers, 0)
+    kept.clear()
+
+
+def beside_the_mask_of_many_callers(compiler):
+    biased = compiler(lambda x, bias: torch.log(x) + bias)
+    layers = nn.ModuleList(Calling(biased) for _ in range(MANY))
+    for turn in range(4):
+        for i, layer in enumerate(layers):
+            is_bad = turn == 3 and i == 5
+            row = layer(torch.tensor([1.0, 0.0 if is_bad else 1.0, 1.0]), torch.tensor([0.0, 0.0, -INF]))
+            if is_bad:
+                row[1].item()
+
+
+def test_a_value_beside_the_mask_of_a_helper_with_many_callers_is_found():
+    assert_as_eager(beside_the_mask_of_many_callers, 1)
 
 
 def and_a_logarithm(compiler):

@@ -10,6 +10,7 @@ import inspect
 import math
 import sys
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -605,6 +606,100 @@ def test_a_value_that_only_generated_code_makes_is_the_cause_of_what_follows():
         ("aten::exp", "inf", "fused")
     ]
     del held
+
+
+def std_beside_a_nan(x, t):
+    return t * 2, x.std()
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_nan_that_is_passed_through_does_not_explain_a_value_that_only_generated_code_makes(is_read):
+    with torchnan.detect(action="log") as session:
+        t = torch.tensor([1.0, math.nan])
+        if is_read:
+            t.sum().item()
+        doubled, spread = torch.compile(std_beside_a_nan)(torch.tensor([1e20, -1e20, 3e20]), t)
+        torch.nan_to_num(doubled)
+        spread.item()
+        del doubled, t
+    assert [one.op for one in session.findings] == ["aten::lift_fresh"] * is_read + ["aten::var"]
+
+
+class Spread(nn.Module):
+    def forward(self, x):
+        return x.std()
+
+
+class Spreads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Spread(), Spread()
+
+    def forward(self, x):
+        return self.a(x), self.b(x.flip(0) * 2)
+
+
+def test_of_two_values_that_only_generated_code_makes_the_one_that_is_read_is_named():
+    with torchnan.detect(action="log") as session:
+        first, second = torch.compile(Spreads())(torch.tensor([1e20, -1e20, 3e20]))
+        del first
+        second.item()
+    assert [(one.op, one.module) for one in session.findings] == [("aten::var", "b")]
+
+
+def draws_in_one_branch(x, noisy):
+    y = torch.cond(noisy, lambda x: x + torch.randn(3), lambda x: x.clone(), (x,))
+    return torch.log(y * 0), y
+
+
+def test_a_replay_that_draws_in_a_branch_leaves_the_generator_as_it_was():
+    def drawn():
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        run = torch.compile(draws_in_one_branch)
+        numbers = []
+        for call in range(4):
+            log, y = run(torch.ones(3), torch.tensor(call > 0))
+            log.sum().item()
+            numbers += [y, torch.rand(2)]
+        return torch.cat(numbers)
+
+    plain = drawn()
+    with torchnan.detect(action="log") as session:
+        watched = drawn()
+    assert torch.equal(plain, watched)
+    assert [one.op for one in session.findings] == ["aten::log"]
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_a_replay_gives_no_warning(action):
+    """Eager operations warn where generated code does not."""
+    run = torch.compile(lambda x: x.var(0).sum())
+    before = list(warnings.filters)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("ignore")
+        run(torch.ones(1, 1))
+        warnings.simplefilter(action)
+        with torchnan.detect(action="log") as session:
+            run(torch.ones(1, 1)).item()
+    assert [(one.op, one.compiled.replay) for one in session.findings] == [("aten::var", "traced")]
+    assert [str(one.message) for one in seen] == []
+    assert warnings.filters == before
+
+
+def test_gradients_of_a_region_that_is_not_replayed_are_reported_once():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaled = torch.compile(lambda x, scale: net(x.sign()) * scale)
+    with torchnan.detect(action="log") as session:
+        x = torch.ones(4, 3)
+        y = scaled(x, torch.full((3,), 1e20))
+        x.zero_()
+        y.backward(torch.full_like(y, 1e20))
+        optimizer.step()
+    (finding,) = session.findings
+    assert (finding.op, finding.harm.kind) == ("inductor::compiled_region", "gradient")
+    assert finding.compiled.obstacle.startswith("its inputs were overwritten before its backward pass")
 
 
 def test_a_mask_is_not_the_cause_of_a_gradient():

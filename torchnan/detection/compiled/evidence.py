@@ -20,6 +20,8 @@ from torchnan.detection.compiled.torch_internals import is_transform
 # Nodes that made a kind which none of their arguments had: name and kinds. Or the same kinds: name, kinds, whether at
 # other elements, and whether without those of the arguments.
 Sources = list[Hashable]
+# For each output, the names of the sources and inputs whose non-finite values reach it; none if it is finite.
+Reached = tuple[frozenset[str], ...]
 
 NAN, NEGINF = 1, 4  # as in kinds_of()
 
@@ -42,8 +44,8 @@ class Probe:
             if isinstance(body, fx.GraphModule) and body is not self._graph:
                 body.forward = self._runner_of(body)
 
-    def run(self, inputs: Sequence[Any], passed: Sequence[Any], is_random: bool) -> tuple[list[Any], Sources]:
-        """Returns the outputs and where non-finite values begin.
+    def run(self, inputs: Sequence[Any], passed: Sequence[Any], is_random: bool) -> tuple[list[Any], Sources, Reached]:
+        """Returns the outputs, where non-finite values begin, and which outputs they reach.
 
         Args:
             inputs: the graph's own tensors, and arguments.
@@ -53,16 +55,18 @@ class Probe:
         self._thread.sources = sources = Sources()
         self._thread.is_random = is_random
         self._thread.own = dict(zip(self._own, inputs, strict=False))
-        return as_list(self._run(self._graph, *passed)), sources
+        whole = self._interpreter(self._graph)
+        outputs = as_list(whole.run(*passed))
+        return outputs, sources, whole.reached_outputs()
 
     def _runner_of(self, body: fx.GraphModule) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            return self._run(body, *args)
+            return self._interpreter(body).run(*args)
 
         return run
 
-    def _run(self, module: fx.GraphModule, *args: Any) -> Any:
-        return _Interpreter(module, self._thread.own, self._thread.sources, self._thread.is_random).run(*args)
+    def _interpreter(self, module: fx.GraphModule) -> _Interpreter:
+        return _Interpreter(module, self._thread.own, self._thread.sources, self._thread.is_random)
 
 
 class _Interpreter(fx.Interpreter):
@@ -71,23 +75,39 @@ class _Interpreter(fx.Interpreter):
         self.extra_traceback = False
         self._own, self._sources, self._is_random = own, sources, is_random
         self._kinds: dict[fx.Node, int] = {}
+        self._reached: dict[fx.Node, frozenset[str]] = {}  # by the sources with these names
+
+    def reached_outputs(self) -> Reached:
+        """Returns by which sources and inputs each output of the graph is reached."""
+        (returned,) = next(node for node in self.graph.nodes if node.op == "output").args
+        nodes: Any = returned if isinstance(returned, list | tuple) else [returned]
+        return tuple(self._reached.get(node, frozenset()) for node in nodes)
 
     def run_node(self, n: fx.Node) -> Any:
         bad = [argument for argument in n.all_input_nodes if argument in self._kinds]
-        parts = [part for argument in bad for part in plain_parts(self.env[argument])]
-        masks = [~torch.isfinite(part) for part in parts]  # before the node may overwrite them
+        # before the node may overwrite them
+        masks = {argument: [~torch.isfinite(part) for part in plain_parts(self.env[argument])] for argument in bad}
         result = super().run_node(n)
         kinds = kinds_in(result)
-        if kinds:
-            given = functools.reduce(operator.or_, (self._kinds[argument] for argument in bad), 0)
-            if n.op.startswith("call") and kinds & ~given:
-                self._sources.append((n.name, kinds & ~given))
-            elif n.op.startswith("call"):
-                is_elsewhere = _has_own_elements(result, masks)
-                is_own = not given & NAN and self._is_made_without(n, result)
-                if is_elsewhere or is_own:
-                    self._sources.append((n.name, kinds, is_elsewhere, is_own))
-            self._kinds[n] = kinds
+        if not kinds:
+            return result
+        given = functools.reduce(operator.or_, (self._kinds[argument] for argument in bad), 0)
+        is_source = not n.op.startswith("call")
+        if n.op.startswith("call") and kinds & ~given:
+            self._sources.append((n.name, kinds & ~given))
+            is_source = True
+        elif n.op.startswith("call"):
+            is_elsewhere = _has_own_elements(result, [mask for parts in masks.values() for mask in parts])
+            is_own = not given & NAN and self._is_made_without(n, result)
+            if is_elsewhere or is_own:
+                self._sources.append((n.name, kinds, is_elsewhere, is_own))
+                is_source = True
+        self._kinds[n] = kinds
+        reaching = [argument for argument in bad if _reaches(masks[argument], result)]
+        if not reaching and not is_source:  # not element by element
+            reaching = bad
+        names = frozenset[str]().union(*(self._reached[argument] for argument in reaching))
+        self._reached[n] = names | {n.name} if is_source else names
         return result
 
     def _is_made_without(self, n: fx.Node, result: Any) -> bool:
@@ -124,6 +144,21 @@ def _has_own_elements(result: Any, given: Sequence[torch.Tensor]) -> bool:
         return any(bool((~torch.isfinite(part) & ~_any_of(given, part.shape)).any()) for part in plain_parts(result))
     except RuntimeError:  # the shapes do not fit
         return False
+
+
+def _reaches(given: Sequence[torch.Tensor], result: Any) -> bool:
+    """Whether non-finite elements of an argument may be those of a result: at the same places, if it has places alike.
+
+    Args:
+        given: where the argument is non-finite.
+        result: the result.
+    """
+    if not given:  # it is a list
+        return True
+    try:
+        return any(bool((~torch.isfinite(part) & _any_of(given, part.shape)).any()) for part in plain_parts(result))
+    except RuntimeError:  # the shapes do not fit
+        return True
 
 
 def _may_run_again(n: fx.Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -89,8 +89,8 @@ class _Masks:
     """The masks that one node has made.
 
     Attributes:
-        provenances: of the results that held them, by index.
-        replays: how many calls were replayed in which all results were masks, this node's and others'.
+        provenances: of the results that they reached, by index.
+        replays: how many calls were replayed in which they reached a result, and all results were masks.
     """
 
     provenances: dict[int, Any] = dataclasses.field(default_factory=dict)
@@ -104,14 +104,15 @@ class Explanations:
     call is checked by running its graph. The exceptions are in a row of calls that are alike: the cause was reported in
     the call before, or the results are masks that hide the same elements as then, and the boolean arguments are equal.
 
-    A region may return several masks, in any combination. A combination is not replayed if each of its nodes has made
-    nothing but masks.
+    A region may return several masks, in any combination, wherever it is called. A combination is not replayed if each
+    of its nodes has made nothing but masks.
     """
 
     def __init__(self) -> None:
         self._replays: collections.Counter[Hashable] = collections.Counter()  # by the modules
         self._found: dict[Hashable, Explanation] = {}
-        self._masks: collections.defaultdict[Hashable, _Masks] = collections.defaultdict(_Masks)  # by place and node
+        self._keys: set[Hashable] = set()  # of all evidence that was replayed
+        self._masks: collections.defaultdict[str, _Masks] = collections.defaultdict(_Masks)  # by the node's name
         self._streaks: dict[Hashable, _Streak] = {}
 
     @property
@@ -119,9 +120,15 @@ class Explanations:
         """How many calls of the region were replayed."""
         return self._replays.total()
 
-    def is_exhausted(self, modules: Hashable) -> bool:
-        """Whether calls with these modules were replayed as often as may be."""
-        return self._replays[modules] >= REPLAYS_OF_MODULES or self.replays >= REPLAYS_IN_ALL
+    def is_exhausted(self, modules: Hashable, evidence: replay.Evidence | None = None) -> bool:
+        """Whether calls with these modules were replayed as often as may be. New evidence is replayed nevertheless.
+
+        Args:
+            modules: of the call.
+            evidence: about its causes, if it is known.
+        """
+        is_new = evidence is not None and bool(evidence.sources) and evidence.key not in self._keys
+        return self.replays >= REPLAYS_IN_ALL or (self._replays[modules] >= REPLAYS_OF_MODULES and not is_new)
 
     def count_replay(self, modules: Hashable) -> None:
         """Counts a replay of a call with these modules."""
@@ -148,41 +155,43 @@ class Explanations:
         streak.unchecked += 1
         return explanation
 
-    def known(self, border: Border, sources: Sequence[Hashable], bad: Iterable[int]) -> Explanation | None:
+    def known(self, border: Border, evidence: replay.Evidence, bad: Sequence[int]) -> Explanation | None:
         """Returns the explanation of a call; ``None`` if it has to be looked for, by one more replay.
 
         Args:
             border: of the call.
-            sources: where its non-finite values begin.
+            evidence: about its causes.
             bad: indices of its non-finite results.
         """
-        found = self._found.get((border.key, sources))
+        found = self._found.get((border.key, evidence.key))
         if found is None:
-            return self._combined(border, sources, bad)
+            return self._combined(border, evidence, bad)
         return found if found.replays >= REPLAYS_OF_ONE_CAUSE else None
 
-    def _combined(self, border: Border, sources: Sequence[Hashable], bad: Iterable[int]) -> Explanation | None:
+    def _combined(self, border: Border, evidence: replay.Evidence, bad: Sequence[int]) -> Explanation | None:
         """Returns the explanation of a call whose values are masks that other calls have made in other combinations."""
-        masks = [self._masks[border.place, source] for source in sources]
-        if not masks or any(one.replays < REPLAYS_OF_ONE_CAUSE for one in masks):
+        reaching = evidence.reaching(bad)
+        if reaching is None or any(self._masks[name].replays < REPLAYS_OF_ONE_CAUSE for name in reaching):
             return None
-        made = {i: provenance for one in masks for i, provenance in one.provenances.items()}
+        made = {i: provenance for name in reaching for i, provenance in self._masks[name].provenances.items()}
         if not made.keys() >= set(bad):
             return None
         explanation = Explanation({i: made[i] for i in bad}, [], REPLAYS_OF_ONE_CAUSE)
-        self._found[border.key, sources] = explanation
+        self._found[border.key, evidence.key] = explanation
         return explanation
 
-    def add(self, border: Border, sources: Sequence[Hashable], found: dict[int, Any], given: list[Any]) -> Explanation:
+    def add(self, border: Border, evidence: replay.Evidence, found: dict[int, Any], given: list[Any]) -> Explanation:
         """Keeps what a replay has found. No other call takes it over if it is not known where its values begin."""
-        before = self._found.get((border.key, sources))
+        key = border.key, evidence.key
+        before = self._found.get(key)
         explanation = Explanation(found, given, 1 if before is None else before.replays + 1)
-        if sources:
-            self._found[border.key, sources] = explanation
+        if evidence.sources:
+            self._found[key] = explanation
+            self._keys.add(evidence.key)
         if not given and all(provenance.is_intentional for provenance in found.values()):
-            for source in sources:
-                masks = self._masks[border.place, source]
-                masks.provenances.update(found)
+            for name in evidence.reaching(found) or ():
+                masks = self._masks[name]
+                masks.provenances.update({i: one for i, one in found.items() if name in evidence.reached[i]})
                 masks.replays += 1
         return explanation
 

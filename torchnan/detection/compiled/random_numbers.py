@@ -44,6 +44,19 @@ def restored(given: States) -> Iterator[None]:
         set_states(before)
 
 
+@contextlib.contextmanager
+def kept(devices: Iterable[str], note_drawn: Callable[[], None]) -> Iterator[None]:
+    """Restores the generators of some devices after the block, and calls ``note_drawn`` if it has drawn from one."""
+    before = states(devices)
+    try:
+        yield
+    finally:
+        is_drawn = any(not torch.equal(state, _C.random_state_of(device)) for device, state in before.items())
+        set_states(before)
+        if is_drawn:
+            note_drawn()
+
+
 def seed_counts(graph: fx.Graph) -> SeedCounts:
     """Returns how many seeds a graph that Inductor has lowered draws on each device."""
     counts: SeedCounts = {}

@@ -26,7 +26,6 @@ from torchnan.detection.compiled.graph import (
     stack_of,
     unwritten_outputs,
 )
-from torchnan.detection.compiled.kernels import Kernels
 from torchnan.detection.compiled.stack import Line, call_under, calling_stack
 from torchnan.detection.containment import contained
 from torchnan.detection.errors import may_be_of_nonfinite
@@ -159,21 +158,21 @@ class Region:
         assert session is not None  # else nothing is checked
         explanations = self._known.setdefault(session, Explanations())
         explanation, found = self._find(call, bad, values, tangents, explanations)
-        if tangents is not None and call.provenance is not None:  # the forward pass was run again, and found the same
-            found = {i: provenance.with_origins_of_forward_pass(call.provenance) for i, provenance in found.items()}
+        if tangents is not None:  # the forward pass was run again, and found the same
+            found = {i: provenance.with_origins_of_forward_pass(call.provenances) for i, provenance in found.items()}
         if explanation is not None:
             explanation.latest = found
         for i, provenance in found.items():
             _set_provenance(values[i], provenance)
-            if tangents is None:
-                call.provenance = provenance
+        if tangents is None:
+            call.provenances = tuple(found.values())
 
     def _find(
         self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None, explanations: Explanations
     ) -> tuple[Explanation | None, dict[int, Any]]:
         """Returns the provenance of each non-finite value of a call: a replay finds it, or has found it before."""
         if call.obstacle:
-            return None, self._at_border(call, bad, values, tangents, {}, call.obstacle, [])
+            return None, self._at_border(call, bad, values, tangents, replay.Outcome({}, [], call.obstacle))
         recorded = self._recorded(call)
         results = [part for i, _ in bad for part in plain_parts(values[i])]
         border = self._seen(recorded, bad, tangents)
@@ -182,21 +181,22 @@ class Region:
         if assumed is not None:
             return assumed, _repeated(assumed, _given(call, tangents), is_checked=False)
         evidence = replay.evidence(recorded, tangents)
-        known = explanations.known(border, evidence.sources, [i for i, _ in bad])
+        known = explanations.known(border, evidence, [i for i, _ in bad])
         if known is not None:
             explanations.confirm(border, known, pattern)
             return known, _repeated(known, _given(call, tangents), is_checked=True)
-        if explanations.is_exhausted(border.modules):
+        if explanations.is_exhausted(border.modules, evidence):
             obstacle = f"{explanations.replays} of its calls were replayed in this detection, as many as may be"
             kernels = evidence.kernels or replay.observed_kernels(recorded, tangents)
-            return None, self._at_border(call, bad, values, tangents, {}, obstacle, kernels)
+            outcome = replay.Outcome({}, kernels, obstacle)
+            return None, self._at_border(call, bad, values, tangents, outcome, evidence)
         if call.boxed:
             _follow_saved_values(call)
-        outcome = replay.find(recorded, dict(bad), values if tangents is None else (), tangents)
-        found = self._at_border(call, bad, values, tangents, outcome.found, outcome.obstacle, outcome.kernels)
+        outcome = replay.find(recorded, dict(bad), values if tangents is None else (), tangents, evidence)
+        found = self._at_border(call, bad, values, tangents, outcome, evidence)
         given = [_C.provenance_of(part) for part in _given(call, tangents)]
         explanations.count_replay(border.modules)
-        return explanations.add(border, evidence.sources, found, given), found
+        return explanations.add(border, evidence, found, given), found
 
     def _seen(self, call: replay.RecordedCall, bad: Bad, tangents: replay.Tangents | None) -> Border:
         session = _C.current_session()
@@ -211,24 +211,28 @@ class Region:
         bad: Bad,
         values: Sequence[Any],
         tangents: replay.Tangents | None,
-        found: dict[int, Any],
-        obstacle: str,
-        kernels: Kernels,
+        outcome: replay.Outcome,
+        evidence: replay.Evidence | None = None,
     ) -> dict[int, Any]:
         """Completes the provenances: other values came from non-finite arguments, or have the region as their
-        origin."""
+        origin. The gradients of a pass have one."""
+        found = dict(outcome.found)
         missing = [(i, kinds) for i, kinds in bad if i not in found]
         accident, mask = self._given_causes(call, tangents) if missing else (None, None)
+        made = None  # the region's own origin, of gradients
         for i, kinds in missing:
-            given = accident or (mask if kinds == NEGINF else None)
+            is_own = evidence is not None and evidence.is_finite(i)
+            given = None if is_own else accident or (mask if kinds == NEGINF else None) or made
             if given is not None:
                 found[i] = given
                 continue
             for part in plain_parts(values[i]):
-                _C.record_border(part, i, self.border, obstacle, kernels)
+                _C.record_border(part, i, self.border, outcome.obstacle, outcome.kernels)
                 provenance = _C.provenance_of(part)
                 if provenance is not None:
                     found[i] = provenance
+            if tangents is not None:
+                made = found.get(i)
         return found
 
     def _given_causes(self, call: Any, tangents: replay.Tangents | None) -> tuple[Any, Any]:
@@ -237,8 +241,8 @@ class Region:
         A mask explains no other results than -inf, and no gradient.
         """
         of_inputs = (_C.input_provenance(part) for part in _given(call, tangents))
-        of_forward_pass = call.given if tangents is None else call.provenance
-        known = [one for one in (of_forward_pass, *of_inputs) if one is not None]
+        of_forward_pass = (call.given,) if tangents is None else call.provenances
+        known = [one for one in (*of_forward_pass, *of_inputs) if one is not None]
         accident = next((one for one in known if not one.is_intentional), None)
         mask = next((one for one in known if one.is_intentional and tangents is None), None)
         return accident, mask
@@ -262,6 +266,7 @@ class Region:
             received=call.received,
             random_states=call.random_states,
             device_random_states_after=call.device_random_states_after,
+            note_drawn=functools.partial(setattr, self.border, "is_random", True),
             modes=call.modes,
             stream=stream,
             hooks=call.hooks,

@@ -16,8 +16,8 @@ from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, torch_internals
 from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
-from torchnan.detection.compiled.compilation import unwatched
-from torchnan.detection.compiled.evidence import NEGINF, Probe, Sources, kinds_in, sources_of_gradients
+from torchnan.detection.compiled.compilation import unwatched, without_warnings
+from torchnan.detection.compiled.evidence import NEGINF, Probe, Reached, Sources, kinds_in, sources_of_gradients
 from torchnan.detection.compiled.graph import (
     allocates,
     as_list,
@@ -53,8 +53,9 @@ class RecordedCall:
         args: the tensors of the graph and the arguments; copies of those that the call has overwritten.
         copied_indices: of these copies in ``args``.
         received: what its collectives have brought; ``None`` if it has none.
-        random_states: of generators, before the call; empty if it draws no random numbers.
-        device_random_states_after: of those of devices, after the call; empty if it draws no random numbers.
+        random_states: of generators, before the call; empty if it is not known to draw random numbers.
+        device_random_states_after: of those of devices, after the call; empty if it is not known to draw any.
+        note_drawn: is called if a replay draws random numbers although the call is not known to.
         modes: of the thread that made the call.
         stream: of the device that it ran on; ``None`` on the host.
         hooks: those that pack and unpack what operations save for their backward passes.
@@ -77,6 +78,7 @@ class RecordedCall:
     received: Received | None
     random_states: random_numbers.States
     device_random_states_after: random_numbers.States
+    note_drawn: Callable[[], None]
     modes: Any
     stream: torch.Stream | None
     hooks: Any
@@ -94,11 +96,29 @@ class Evidence:
     Attributes:
         sources: the nodes or kernels where non-finite values begin; empty if nothing was found. Calls that look alike
             at the border, and have the same sources, have the same causes.
+        reached: by which of them each output of the graph is reached; empty if it is not known, as for gradients.
         kernels: that wrote non-finite values, if these were looked for.
     """
 
     sources: tuple[Hashable, ...]
+    reached: Reached
     kernels: kernels.Kernels
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for calls with the same causes."""
+        return self.sources, self.reached
+
+    def is_finite(self, result: int) -> bool:
+        """Whether a result is finite without generated code, which rounds and contracts differently."""
+        return result < len(self.reached) and not self.reached[result]
+
+    def reaching(self, results: Iterable[int]) -> frozenset[str] | None:
+        """Returns the names of the sources and inputs that reach some results; ``None`` if they are not known."""
+        indices = list(results)
+        if any(i >= len(self.reached) or self.is_finite(i) for i in indices):
+            return None
+        return frozenset[str]().union(*(self.reached[i] for i in indices))
 
 
 @dataclasses.dataclass
@@ -116,7 +136,9 @@ class Outcome:
     obstacle: str
 
 
-def find(call: RecordedCall, bad: dict[int, int], values: Sequence[Any], tangents: Tangents | None) -> Outcome:
+def find(
+    call: RecordedCall, bad: dict[int, int], values: Sequence[Any], tangents: Tangents | None, evidence: Evidence
+) -> Outcome:
     """Finds the provenance of non-finite results of a call.
 
     The replay runs on a separate thread, because the stack of this one (a backward pass, the compiled code) does not
@@ -127,12 +149,14 @@ def find(call: RecordedCall, bad: dict[int, int], values: Sequence[Any], tangent
         bad: the bits of the kinds of the non-finite results, by index.
         values: the graph's outputs followed by the arguments it wrote; empty if the results are gradients.
         tangents: gradients of the outputs, if the results are gradients.
+        evidence: about the causes.
     """
     session = _C.current_session()
     passing = calling_stack(_C.stack_frames(_C.capture_stack()))
     frame = sys._getframe() if tangents is None else None
     modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, frame)
-    return on_own_thread(_Replay(call, bad, tangents, session, passing, modules, values).run)
+    one = _Replay(call, bad, tangents, session, passing, modules, values)
+    return on_own_thread(functools.partial(one.run, evidence))
 
 
 def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
@@ -199,7 +223,7 @@ def unseen(run: Callable[[], T]) -> T:
     was_replaying = _C.is_replaying()
     _C.set_replaying(True)
     try:
-        with unwatched(), torch_internals.without_modes(), contextlib.ExitStack() as stack:
+        with without_warnings(), unwatched(), torch_internals.without_modes(), contextlib.ExitStack() as stack:
             if torch.is_autocast_enabled("cpu"):
                 stack.enter_context(torch.autocast("cpu", enabled=False))
             return run()
@@ -217,7 +241,8 @@ def on_own_thread(run: Callable[[], T]) -> T:
     def body() -> None:
         _C.set_replaying(True)
         try:
-            outcomes.append(run())
+            with without_warnings():
+                outcomes.append(run())
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
             errors.append(error)
         finally:
@@ -272,6 +297,7 @@ class _Replay:
     def evidence(self) -> Evidence:
         """Returns where non-finite values begin when the graph runs as traced; otherwise in which kernels."""
         sources: Sources = []
+        reached: Reached = ()
         with contextlib.suppress(Exception), self._states():  # the generated code may show it
             made = self._inputs()
             args = self._writable(made)
@@ -280,14 +306,15 @@ class _Replay:
             with as_received(self.call.received):
                 with drawing, torch.set_grad_enabled(needs_graph and torch.is_grad_enabled()):
                     inputs = [*made[: len(self.call.graph_tensors)], *args]
-                    outputs, sources = self.call.probe.run(inputs, self._passed(args), self.call.is_random)
+                    outputs, sources, reached = self.call.probe.run(inputs, self._passed(args), self.call.is_random)
                 if self.tangents is not None:
+                    reached = ()
                     run = functools.partial(_gradients, outputs, made, self.tangents)
                     sources += sources_of_gradients(run, outputs)
             if sources:
-                return Evidence(tuple(sources), [])
+                return Evidence(tuple(sources), reached, [])
         found = self.observed_kernels()
-        return Evidence(tuple(found), found)
+        return Evidence(tuple(found), (), found)
 
     def observed_kernels(self) -> kernels.Kernels:
         """Returns the kernels where non-finite values began; none if they cannot be observed."""
@@ -295,7 +322,7 @@ class _Replay:
             return self._kernels()
         return []
 
-    def run(self) -> Outcome:
+    def run(self, evidence: Evidence) -> Outcome:
         self.callers = _callers(self.call)
         outcome = Outcome({}, self.observed_kernels(), "")
         ways: list[tuple[str, Callable[[], dict[int, Any]]]] = [
@@ -317,7 +344,8 @@ class _Replay:
             except Exception as error:  # noqa: BLE001 - the next way may succeed
                 errors.append(printable(describe(error), 200))
             has_accident = any(not provenance.is_intentional for provenance in outcome.found.values())
-            if has_accident or len(outcome.found) == len(bad):
+            missing = [i for i in bad if i not in outcome.found]
+            if not missing or (has_accident and not any(evidence.is_finite(i) for i in missing)):
                 break
         self.values = ()  # this object is in a cycle, and must not keep them
         if len(outcome.found) == len(bad):
@@ -356,7 +384,11 @@ class _Replay:
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self.call.hooks))
             for device, dtype in modes.autocast:
                 stack.enter_context(torch.autocast(device, dtype))
-            stack.enter_context(random_numbers.restored(self.call.random_states))
+            if self.call.random_states:
+                stack.enter_context(random_numbers.restored(self.call.random_states))
+            else:  # a branch that draws, and that no call has taken before
+                devices = ["cpu"] if self.call.stream is None else ["cpu", str(self.call.stream.device)]
+                stack.enter_context(random_numbers.kept(devices, self.call.note_drawn))
             yield
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
@@ -519,14 +551,25 @@ class _Replay:
         return self._first_for_all(results)
 
     def _first_for_all(self, results: list[Any]) -> dict[int, Any]:
-        """Outputs of a lowered graph are in another order, and include values for the backward pass."""
+        """Outputs of a lowered graph may be in another order, and include values for the backward pass."""
+        as_returned = {i: kinds for i, kinds in self.bad.items() if self._is_returned(i, results)}
+        found = _provenances(results, as_returned)
+        found = {i: one for i, one in found.items() if not (self.is_beside_mask and one.is_intentional)}
         first = {}  # by the kinds
-        for kinds in set(self.bad.values()):
-            found = _provenances(results, dict.fromkeys(range(len(results)), kinds)).values()
-            causes = [one for one in found if not (self.is_beside_mask and one.is_intentional)]
+        for kinds in {kinds for i, kinds in self.bad.items() if i not in found}:
+            known = _provenances(results, dict.fromkeys(range(len(results)), kinds)).values()
+            causes = [one for one in known if not (self.is_beside_mask and one.is_intentional)]
             if causes:
                 first[kinds] = causes[0]
-        return {i: first[kinds] for i, kinds in self.bad.items() if kinds in first}
+        return {i: first[kinds] for i, kinds in self.bad.items() if kinds in first} | found
+
+    def _is_returned(self, i: int, results: list[Any]) -> bool:
+        """Whether a value of the lowered graph is the result of the call with this index."""
+        if i >= min(len(results), len(self.values)):
+            return False
+        lowered, returned = results[i], self.values[i]
+        are_plain = type(lowered) is torch.Tensor and type(returned) is torch.Tensor
+        return are_plain and _is_same_where_finite(lowered, returned)
 
     def _lowered(self) -> _Lowered:
         if self._lowered_once is None:
@@ -603,6 +646,13 @@ def _new_kinds(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> int:
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same values, up to the rounding of generated code; NaN is one value."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, equal_nan=True)
+
+
+def _is_same_where_finite(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are non-finite at the same elements, and otherwise equal up to rounding."""
+    finite = torch.isfinite(a)
+    is_alike = a.shape == b.shape and a.dtype == b.dtype and torch.equal(finite, torch.isfinite(b))
+    return is_alike and torch.allclose(a[finite], b[finite])
 
 
 def _covers(replayed: Any, value: Any) -> bool:
