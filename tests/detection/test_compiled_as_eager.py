@@ -559,6 +559,77 @@ class Log(nn.Module):
         return torch.log(self.scale) * x
 
 
+class Nested(nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.fc, self.gain, self.share = nn.Linear(4, 4), nn.Parameter(torch.ones(4)), share
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x):
+        y = self.fc(x) * self.gain
+        return self.share * x + y / y.square().sum(-1, keepdim=True).sqrt()
+
+
+class NestedLayers(nn.Module):
+    def __init__(self, share):
+        super().__init__()
+        self.layers, self.last = nn.ModuleList(Nested(share) for _ in range(3)), Nested(share)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x).square().mean()
+
+
+@pytest.mark.parametrize("bad", ["layers.0", "layers.1", "layers.2", "last"])
+def test_the_call_of_a_nested_region_is_named(bad):
+    def program(compiler):
+        net = NestedLayers(0.5)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with torch.no_grad():
+            net.get_submodule(bad).gain.zero_()
+        compiler(net)(torch.randn(3, 4)).backward()
+        optimizer.step()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert finding.module == bad
+
+
+def test_the_backward_pass_of_a_nested_region_is_followed():
+    def program(compiler):
+        net = nn.Sequential(RootOfSquares(), RootOfSquares(), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with torch.no_grad():
+            net[1].gain.zero_()
+        compiler(net)(torch.randn(3, 4)).mean().backward()
+        optimizer.step()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert (finding.node, finding.module) == ("SqrtBackward0", "1")
+
+
+class RootOfSquares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x):
+        return x + (x * self.gain).square().sum(-1, keepdim=True).sqrt()
+
+
+def test_a_part_of_a_model_that_is_compiled_alone_has_its_name_in_the_model():
+    def program(compiler):
+        net = nn.ModuleDict({"a": Log(), "b": Log()})
+        with torch.no_grad():
+            net["b"].scale.zero_()
+        first, second = compiler(net["a"]), compiler(net["b"])
+        (first(torch.ones(4)) + second(torch.ones(4))).sum().item()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert finding.module == "b"
+
+
 class Root(nn.Module):
     """Has no parameters."""
 

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchnan._load import _C
-from torchnan.detection.compiled import functions, random_numbers
+from torchnan.detection.compiled import functions, nested_regions, random_numbers
 from torchnan.detection.compiled.stack import (
     Engine,
     Entry,
@@ -188,6 +188,12 @@ def framed(
                 framed(body, [], {}, traced_lines(node), unwritten_is_nan)
         if functions.is_function(node):
             node.target = functions.applied(node, bodies, run)
+        elif nested_regions.is_nested_region(node) and bodies:
+            (body,) = bodies
+            inside.add(body)
+            parts = nested_regions.modules_in_call(node, body, modules)
+            lines = nested_regions.lines_of_call(node, body)
+            node.target = nested_regions.inlined(framed(copy_graph(body), [], parts, lines, unwritten_is_nan))
         elif bodies and not _computes_itself(node):
             continue
         if node.target in random_numbers.OPERATORS:
