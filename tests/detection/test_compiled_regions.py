@@ -251,6 +251,28 @@ def recycled(memory: torch.Tensor) -> torch.Tensor:
 recycled.register_fake(lambda memory: torch.empty(()))
 
 
+@torch.library.custom_op("torchnan_tests::normalize_", mutates_args=("x",))
+def normalize_(x: torch.Tensor) -> None:
+    x.div_(x.std() * 0)
+
+
+@normalize_.register_fake
+def _(x):
+    return None
+
+
+def test_an_operator_that_overwrites_its_argument_is_named_as_the_kernel():
+    def loss(x):
+        y = x * 2
+        torch.ops.torchnan_tests.normalize_(y)
+        return (y @ y).sum()
+
+    with torchnan.detect(action="log") as session:
+        torch.compile(loss)(torch.randn(4, 4)).item()
+    assert session.first.op == "torchnan_tests::normalize_"
+    assert session.first.compiled.kernel == "torch.ops.torchnan_tests.normalize_.default"
+
+
 def test_memory_that_a_region_returns_unwritten_is_the_origin_of_values_read_there():
     @torch.compile
     def allocate(x):

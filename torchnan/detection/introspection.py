@@ -495,13 +495,18 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
+def _as_written(module: torch.nn.Module) -> torch.nn.Module:
+    """Returns the module that ``torch.compile(module)`` wraps."""
+    return next((child for name, child in parts(module, "_modules") if name == "_orig_mod"), module)
+
+
 def _roots(modules: list[torch.nn.Module], session_id: int) -> Iterator[torch.nn.Module]:
     """Yields the modules that names start from: the session's model, then the root above the outermost on the stack."""
     session = registry.sessions.get(session_id)
     if session is not None and session.model is not None:
         yield unwrap(session.model)
     if modules:
-        yield _root_above(unwrap(modules[-1]))
+        yield _root_above(_as_written(unwrap(modules[-1])))
 
 
 def _module_and_phase(live: list[RawFrame], grad_mode: bool, session_id: int) -> tuple[str | None, str]:
@@ -517,12 +522,19 @@ def _note_root(root: torch.nn.Module) -> None:
         _known_roots[root] = weakref.ref(root)
 
 
+def _parents() -> dict[int, torch.nn.Module]:
+    """Returns the module around each module, by the id of the inner one; a wrapper only if there is no other."""
+    inside = [(name, child, parent) for parent in _modules_of_program() for name, child in parts(parent, "_modules")]
+    wrapped = {id(child): parent for name, child, parent in inside if name in _WRAPPER_PARTS}
+    return wrapped | {id(child): parent for name, child, parent in inside if name not in _WRAPPER_PARTS}
+
+
 def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     """Returns the outermost ancestor of a module, even if it was not called; else the module itself."""
     known = _known_roots.get(module)
     root = known() if known is not None else None
     if root is None:
-        parents = {id(child): parent for parent in _modules_of_program() for _, child in parts(parent, "_modules")}
+        parents = _parents()
         root, seen = module, {id(module)}
         while id(root) in parents and id(parents[id(root)]) not in seen:
             root = parents[id(root)]

@@ -166,6 +166,9 @@ class _Library:
     def __call__(self, *args: Any, **options: Any) -> Any:
         out = options.get("out")
         written = list(out) if isinstance(out, list | tuple) else [out]
+        schema = getattr(self._part, "_schema", None)  # of an operator
+        declared = () if schema is None else zip(schema.arguments, args, strict=False)
+        written += [value for argument, value in declared if argument.is_write]
         run = functools.partial(self._part, *args, **options)
         return self._recorder.observe(self._path, args, run, written)
 
