@@ -9,6 +9,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -262,6 +263,7 @@ HostCollective::HostCollective(const CallContext& call, c10::ArrayRef<c10::IValu
       thread_(thread),
       facts_(read_collective_call(call.plan, arguments)),
       is_broadcast_(call.plan.name.find("broadcast") != std::string::npos),
+      is_reduction_(call.plan.name.find("reduce") != std::string::npos),
       is_reduce_scatter_(call.plan.name.find("reduce_scatter") != std::string::npos),
       is_gather_(call.plan.name.find("gather") != std::string::npos ||
                  call.plan.name.find("alltoall") != std::string::npos ||
@@ -284,8 +286,10 @@ void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_argumen
     for_each_nested(call_.saved[argument.saved_index],
                     [&](const at::Tensor& sent) { inspect(sent, position++, argument, bad_arguments); });
   }
-  const bool to_reduction = call_.plan.name.find("reduce") != std::string::npos;
-  for (const BadArgument& sent : bad_arguments) record_sent(call_.session, sent.provenance, to_reduction);
+  for (const BadArgument& sent : bad_arguments) {
+    const std::string* known_place = own_elements(sent.tensor) ? &call_.plan.name : nullptr;
+    record_sent(call_.session, {sent.provenance, is_reduction_, known_place});
+  }
   if (!may_overflow_.defined() || !bad_arguments.empty()) return;
   // Only now, while the stack exists: this is rare.
   origin_ = reduction_origin(call_, may_overflow_);
@@ -391,6 +395,60 @@ at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, 
   return part.tensor_in(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(values)));
 }
 
+// Of a reduction, these are single elements if few are bad; of other collectives, the part that this rank has sent.
+std::vector<at::Tensor> HostCollective::own_parts(const at::Tensor& values, int64_t position,
+                                                  const c10::IValue& argument, bool is_sent,
+                                                  c10::ArrayRef<BadArgument> bad_arguments) const {
+  if (bad_arguments.empty()) return {};
+  const auto elements = own_elements(values, is_sent, bad_arguments);
+  if (!elements) {
+    const at::Tensor part = own_part(values, position, argument);
+    return part.defined() ? std::vector{part} : std::vector<at::Tensor>();
+  }
+  std::vector<at::Tensor> parts;
+  for (int64_t element : *elements) {
+    MemoryRegion part(values);
+    for (size_t d = part.sizes.size(); d-- > 0;) {
+      part.offset += element % part.sizes[d] * part.strides[d];
+      element /= part.sizes[d];
+    }
+    part.sizes.clear();
+    part.strides.clear();
+    parts.push_back(part.tensor_in(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(values))));
+  }
+  return parts;
+}
+
+// The elements of the result for which this rank has sent non-finite ones; nothing if that is not known, or if they are
+// many, or all.
+std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& values, bool is_sent,
+                                                              c10::ArrayRef<BadArgument> bad_arguments) const {
+  std::set<int64_t> elements;
+  for (const BadArgument& sent : bad_arguments) {
+    if (is_sent && !sent.tensor.is_same(values)) continue;  // it has another result
+    const auto of_sent = own_elements(sent.tensor);
+    const int64_t parts = is_reduce_scatter_ ? facts_.ranks : 1;
+    if (!of_sent || sent.tensor.numel() != parts * values.numel()) return std::nullopt;
+    elements.insert(of_sent->begin(), of_sent->end());
+  }
+  return elements;
+}
+
+std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& sent) const {
+  constexpr size_t kMost = 16;
+  const int64_t count = is_reduce_scatter_ ? sent.numel() / facts_.ranks : sent.numel();
+  if (!is_reduction_ || sent.is_sparse() || count < 2) return std::nullopt;
+  const auto kinds = kinds_by_element(sent);
+  const int64_t first = is_reduce_scatter_ ? facts_.rank * count : 0;
+  std::set<int64_t> elements;
+  for (int64_t i = 0; i < count; ++i) {
+    if ((*kinds)[first + i].any()) elements.insert(i);
+    if (elements.size() > kMost) return std::nullopt;
+  }
+  if (static_cast<int64_t>(elements.size()) == count) return std::nullopt;
+  return elements;
+}
+
 void HostCollective::expect(const at::Tensor& received, int64_t position, const c10::IValue& argument, bool is_sent,
                             c10::ArrayRef<BadArgument> bad_arguments) {
   forget_dependent(received);
@@ -400,15 +458,16 @@ void HostCollective::expect(const at::Tensor& received, int64_t position, const 
   if (is_bytes) set_has_received_bytes(true);
   record_received_part(values, bound_cache().find(values), work_);
   bound_cache().record_pending_collective(values, &call_.plan.name);
-  const at::Tensor own = bad_arguments.empty() ? at::Tensor() : own_part(values, position, argument);
-  if (!own.is_same(values)) {
+  const std::vector<at::Tensor> own = own_parts(values, position, argument, is_sent, bad_arguments);
+  const bool is_own = own.size() == 1 && own.front().is_same(values);
+  if (!is_own) {
     if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // the old values
     const auto sent =
         std::find_if(large_.begin(), large_.end(), [&](const auto& one) { return one.first.is_same(values); });
     const bool is_large = sent != large_.end();
     add_received(values, is_large || !is_sent ? origin_ : nullptr, is_large ? sent->second : nullptr);
   }
-  if (own.defined()) propagate_unscanned(call_, bad_arguments, own, /*is_pending=*/true);
+  for (const at::Tensor& part : own) propagate_unscanned(call_, bad_arguments, part, /*is_pending=*/true);
   if (!received.is_sparse()) return;
   record_sparse_collective(call_.plan.name, bad_arguments.empty() ? nullptr : nonfinite_registry().find(values));
 }
@@ -421,7 +480,7 @@ void record_sent_in_object(DetectionSession& session, const at::Tensor& tensor) 
   const auto digest = digest_of(values);
   if (provenance == nullptr || !digest) return;
   for (const Cause& cause : provenance->causes()) cause.origin->used = true;
-  record_sent(session, provenance, /*to_reduction=*/false);
+  record_sent(session, {provenance});
   SentInObject dropped;  // released after the lock
   const std::lock_guard lock(sent_in_objects.mutex);
   auto& entries = sent_in_objects.entries;

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -83,13 +84,21 @@ class HostCollective {
                      const LargeElements& large) const;
   void expect(const at::Tensor& received, int64_t position, const c10::IValue& argument, bool is_sent,
               c10::ArrayRef<BadArgument> bad_arguments);
-  // Returns the part of a result that may have the values which this rank has sent. Undefined if there is none.
+  // Returns the parts of a result that may have the non-finite values which this rank has sent. `is_sent`: whether it
+  // is an argument that the collective reads, too.
+  std::vector<at::Tensor> own_parts(const at::Tensor& values, int64_t position, const c10::IValue& argument,
+                                    bool is_sent, c10::ArrayRef<BadArgument> bad_arguments) const;
+  std::optional<std::set<int64_t>> own_elements(const at::Tensor& values, bool is_sent,
+                                                c10::ArrayRef<BadArgument> bad_arguments) const;
+  std::optional<std::set<int64_t>> own_elements(const at::Tensor& sent) const;
+  // The same for collectives that combine no values of ranks. Undefined if there is none.
   at::Tensor own_part(const at::Tensor& values, int64_t position, const c10::IValue& argument) const;
 
   const CallContext call_;
   ThreadState& thread_;
   const CollectiveCall facts_;
   const bool is_broadcast_;
+  const bool is_reduction_;
   const bool is_reduce_scatter_;
   const bool is_gather_;  // the result has a part for each rank
   std::shared_ptr<StartedWork> work_ = std::make_shared<StartedWork>(no_work());

@@ -45,12 +45,12 @@ struct CommonCause {
 };
 
 struct Reported {
-  LastSteps<std::pair<SiteId, std::string>> calls;                     // in the forward pass
-  LastSteps<std::string> lines;                                        // the same, by file and line
-  LastSteps<std::string> calls_in_modules;                             // the same, by line, operator and module
-  LastSteps<std::string> calls_in_nodes;                               // in nodes that a forward region computes
-  std::map<std::string, CommonCause> common_causes;                    // each with the last step that had it
-  std::optional<int64_t> bad_weights;                                  // the last step that had them, of another rank
+  LastSteps<std::pair<SiteId, std::string>> calls;   // in the forward pass
+  LastSteps<std::string> lines;                      // the same, by file and line
+  LastSteps<std::string> calls_in_modules;           // the same, by line, operator and module
+  LastSteps<std::string> calls_in_nodes;             // in nodes that a forward region computes
+  std::map<std::string, CommonCause> common_causes;  // each with the last step that had it
+  std::optional<int64_t> bad_weights;                // the last step that had them, of another rank
 };
 
 struct Registry {

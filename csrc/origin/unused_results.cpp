@@ -24,17 +24,12 @@ struct Registry {
 Registry& unused_results = *new Registry;  // never destroyed: threads may outlive static destructors
 Registry& sent_results = *new Registry;
 
-struct SentValues {
-  NonfiniteRegistry::ProvenancePtr provenance;
-  bool to_reduction;  // the collective combines them with those of other ranks
-};
-
 // What a session has sent in its last step that sent any.
 struct SentInStep {
   static constexpr size_t kMost = 64;
 
   int64_t step = 0;
-  int64_t turn = 0;  // in a program without steps
+  int64_t turn = 0;                // in a program without steps
   std::vector<SentValues> values;  // each of another origin
 };
 
@@ -60,6 +55,7 @@ void record_sent_in_step(const DetectionSession& session, const SentValues& valu
   });
   if (known != sent.values.end()) {
     known->to_reduction |= values.to_reduction;
+    if (known->known_place != values.known_place) known->known_place = nullptr;
   } else if (sent.values.size() < SentInStep::kMost) {
     sent.values.push_back(values);
   }
@@ -140,12 +136,13 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
   return drain(unused_results, session, is_unused);
 }
 
-void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance, bool to_reduction) {
-  OriginRecord& origin = *provenance->first().origin;
-  if (provenance->is_intentional() && !provenance->first().kinds.nan()) return;  // a mask
-  if (is_reported_in_forward_pass(session, origin)) origin.reported = true;      // the same cause
-  record_sent_in_step(session, {provenance, to_reduction});
-  if (!is_passed_on(origin)) record(sent_results, session, provenance, is_unreported);
+void record_sent(DetectionSession& session, const SentValues& sent) {
+  const Provenance& provenance = *sent.provenance;
+  OriginRecord& origin = *provenance.first().origin;
+  if (provenance.is_intentional() && !provenance.first().kinds.nan()) return;  // a mask
+  if (is_reported_in_forward_pass(session, origin)) origin.reported = true;    // the same cause
+  record_sent_in_step(session, sent);
+  if (!is_passed_on(origin)) record(sent_results, session, sent.provenance, is_unreported);
 }
 
 NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, const OriginRecord& received) {
@@ -154,9 +151,10 @@ NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, co
   if (found == sent_in_steps.by_session.end()) return nullptr;
   if (found->second.step != received.site.step || found->second.turn != inference_turn(session)) return nullptr;
   NonfiniteRegistry::ProvenancePtr own;
-  for (const auto& [sent, to_reduction] : found->second.values) {
+  for (const auto& [sent, to_reduction, known_place] : found->second.values) {
     const OriginRecord& origin = origin_of(sent);
-    if (&origin == &received) continue;
+    const bool is_elsewhere = known_place != nullptr && *known_place == received.collective;
+    if (&origin == &received || is_elsewhere) continue;
     // A gradient may come back as a weight, a metric does not.
     const bool may_come_back = to_reduction || !received.owner || origin.facts.phase == Phase::kBackward;
     if (!may_come_back) continue;

@@ -2,6 +2,7 @@
 // ranks.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "origin/nonfinite_registry.h"
@@ -18,9 +19,15 @@ void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::Pr
 // Returns the origins of this session that were neither read nor reported, oldest first, and removes them.
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session);
 
-// Records an origin that this rank has sent to others, one per call site. Bounded by the session's max_findings.
-// `to_reduction`: the collective combines the values with those of other ranks.
-void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance, bool to_reduction);
+// Non-finite values that this rank sends to others.
+struct SentValues {
+  NonfiniteRegistry::ProvenancePtr provenance;
+  bool to_reduction = false;                 // the collective combines them with those of other ranks
+  const std::string* known_place = nullptr;  // the collective, if it is known which of its results' elements they reach
+};
+
+// Records the origin of sent values, one per call site. Bounded by the session's max_findings.
+void record_sent(DetectionSession& session, const SentValues& sent);
 
 // Returns a value of another origin that this rank has sent in the step in which it received `received`, and that may
 // have come back: one that was reported, else the first that this rank made and that may still do harm; null if there

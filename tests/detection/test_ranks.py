@@ -985,6 +985,56 @@ with torchnan.detect(action="log") as watch, torch.no_grad():
 """,
         (made("mean", harm="read", count=2), made("log", line=True, count=1)),
     ),
+    "another element of a reduced vector": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    counts = torch.ones(4)
+    if planted and rank == 0:
+        counts[3] = 0
+    x = torch.log(counts * 0 - 1 + 2 * counts) if rank == 0 else torch.ones(4)
+    if planted and rank == 1:
+        x = (x - torch.tensor([2.0, 0, 0, 0])).log()  # PLANTED
+    dist.all_reduce(x)
+    if rank == 0:
+        x[0].item()
+    del x
+""",
+        (received("allreduce_", origin="input", harm="read"), made("log", line=True)),
+    ),
+    "another element of a reduced vector than one that was reported": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    x = torch.ones(4)
+    if planted and rank == 0:
+        x = torch.tensor([1.0, 1, 1, 0]) / torch.tensor([1.0, 1, 1, 0])
+        x[3].item()
+    if planted and rank == 1:
+        x = (x - torch.tensor([2.0, 0, 0, 0])).log()  # PLANTED
+    dist.all_reduce(x)
+    if rank == 0:
+        x[0].item()
+    del x
+""",
+        (made("div", harm="read", count=2), made("log", line=True)),
+    ),
+    "elements of each other's shards": Program(
+        """
+shard = nn.Parameter(torch.zeros(4))
+optimizer = torch.optim.SGD([shard], lr=0.1)
+with torchnan.detect(action="log") as watch:
+    for step in range(2):
+        z = torch.ones(8)
+        if planted and step == 1:
+            z[4 * (1 - rank) + 1] = -1
+        gradient = z.log()
+        part = torch.zeros(4)
+        dist.reduce_scatter_tensor(part, gradient)
+        shard.grad = part / 2
+        optimizer.step()
+    del gradient, z, part
+""",
+        (received("_reduce_scatter_base_", origin="input", harm="gradient"),) * 2,
+    ),
     "objects with equal bytes": Program(
         """
 with torchnan.detect(action="log") as watch:
