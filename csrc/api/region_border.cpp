@@ -35,16 +35,16 @@ CallContext context_of_region(DetectionSession& session) {
   return {region_call, {}, session, ThreadState::current().id()};
 }
 
-// Whether both are the same operation of a forward pass that ran again: each replay has the same call sites.
 bool have_same_place(const OriginRecord& a, const OriginRecord& b) {
   if (a.site.live == b.site.live) return true;
   const auto is_same = [](const Frame& one, const Frame& other) {
     return one.line == other.line && one.file == other.file && one.function == other.function;
   };
-  // frames of PyTorch, which are not shown, may differ
+  // Frames of PyTorch, which are not shown, may differ.
   return !a.facts.stack.empty() && std::ranges::equal(a.facts.stack, b.facts.stack, is_same);
 }
 
+// Whether both are the same operation of a forward pass that ran again: each replay has the same call sites.
 bool is_same_operation(const OriginRecord& a, const OriginRecord& b) {
   const auto is_in_forward_pass = [](const OriginRecord& origin) {
     return origin.source == OriginRecord::Source::kOperation && origin.site.node.empty() && origin.site.live != 0;

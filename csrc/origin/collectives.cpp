@@ -35,7 +35,7 @@
 namespace torchnan {
 namespace {
 
-constexpr size_t kMostLarge = 1 << 12;  // elements of a tensor; beyond it, all count as large
+constexpr size_t kMostLarge = 1 << 12;  // elements of a tensor that are told apart
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
@@ -419,8 +419,8 @@ std::vector<at::Tensor> HostCollective::own_parts(const at::Tensor& values, int6
   return parts;
 }
 
-// The elements of the result for which this rank has sent non-finite ones; nothing if that is not known, or if they are
-// many, or all.
+// The elements of the result for which this rank has sent non-finite ones; nothing if that is not known, if they are
+// many, or if there are many others.
 std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& values, bool is_sent,
                                                               c10::ArrayRef<BadArgument> bad_arguments) const {
   std::set<int64_t> elements;
@@ -437,7 +437,7 @@ std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& 
 std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& sent) const {
   constexpr size_t kMost = 16;
   const int64_t count = is_reduce_scatter_ ? sent.numel() / facts_.ranks : sent.numel();
-  if (!is_reduction_ || sent.is_sparse() || count < 2) return std::nullopt;
+  if (!is_reduction_ || sent.is_sparse() || count < 2 || count > static_cast<int64_t>(kMostLarge)) return std::nullopt;
   const auto kinds = kinds_by_element(sent);
   const int64_t first = is_reduce_scatter_ ? facts_.rank * count : 0;
   std::set<int64_t> elements;
