@@ -92,9 +92,13 @@ def test_memory_is_flat(program, soak, tmp_path, figure):
 
 
 def heap_of_masked_attention(watched: str) -> int:
-    ended = run([*MASKED_ATTENTION, watched], cwd=REPOSITORY, OMP_NUM_THREADS="1")
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return int(ended.stdout)
+    """Returns the median of three processes: without detection they end between 184 and 340 MB."""
+    heaps = []
+    for _ in range(3):
+        ended = run([*MASKED_ATTENTION, watched], cwd=REPOSITORY, OMP_NUM_THREADS="1")
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        heaps.append(int(ended.stdout))
+    return sorted(heaps)[1]
 
 
 @needs_heap_size

@@ -565,7 +565,7 @@ class _Replay:
 
     def _is_returned(self, i: int, results: list[Any]) -> bool:
         """Whether a value of the lowered graph is the result of the call with this index."""
-        if i >= min(len(results), len(self.values)):
+        if i >= len(results) or i >= len(self.values):
             return False
         lowered, returned = results[i], self.values[i]
         are_plain = type(lowered) is torch.Tensor and type(returned) is torch.Tensor
