@@ -47,14 +47,13 @@ class Border(NamedTuple):
     """The facts about a call, or its backward pass, that are known without running anything.
 
     Attributes:
-        place: equal for calls from the same place, with the same modules and the same kinds of non-finite arguments.
-        key: equal for calls that look alike: also in the kinds of their non-finite results.
+        key: equal for calls that look alike: from the same place, with the same modules, the same kinds of non-finite
+            arguments and the same kinds of non-finite results.
         modules: equal for calls with the same modules or weights; ``None`` if they are not known.
         finite: how many calls, or passes, of the region were finite until then.
         step: of the training.
     """
 
-    place: Hashable
     key: Hashable
     modules: Hashable
     finite: int

@@ -202,8 +202,7 @@ class Region:
         session = _C.current_session()
         finite = self.border.finite_calls if tangents is None else self.border.finite_passes
         modules, rest = replay.border(call, tangents)
-        place = (modules, rest)
-        return Border(place, (place, tuple(bad)), modules, finite, 0 if session is None else session.step)
+        return Border((modules, rest, tuple(bad)), modules, finite, 0 if session is None else session.step)
 
     def _at_border(
         self,
