@@ -33,6 +33,11 @@ def set_states(given: States) -> None:
         _C.set_random_state_of(device, state)
 
 
+def _are_changed(given: States) -> bool:
+    """Whether generators have other states now."""
+    return any(not torch.equal(state, _C.random_state_of(device)) for device, state in given.items())
+
+
 @contextlib.contextmanager
 def restored(given: States) -> Iterator[None]:
     """Sets the states of generators for a while."""
@@ -48,13 +53,12 @@ def restored(given: States) -> Iterator[None]:
 def kept(devices: Iterable[str], note_drawn: Callable[[], None]) -> Iterator[None]:
     """Restores the generators of some devices after the block, and calls ``note_drawn`` if it has drawn from one."""
     before = states(devices)
-    try:
-        yield
-    finally:
-        is_drawn = any(not torch.equal(state, _C.random_state_of(device)) for device, state in before.items())
-        set_states(before)
-        if is_drawn:
-            note_drawn()
+    with restored(before):
+        try:
+            yield
+        finally:
+            if _are_changed(before):
+                note_drawn()
 
 
 def seed_counts(graph: fx.Graph) -> SeedCounts:
@@ -138,7 +142,7 @@ def drawing_as_generated(counts: SeedCounts, after: States) -> Iterator[None]:
     """
     with AsGenerated(counts):
         yield
-    if any(not torch.equal(state, _C.random_state_of(device)) for device, state in after.items()):
+    if _are_changed(after):
         raise RuntimeError("it drew other random numbers than the call")
 
 
