@@ -219,17 +219,24 @@ def _callers(call: RecordedCall) -> list[Entry]:
     return calling_stack(_C.stack_frames(call.stack), call.is_inside_node, is_backward_pass=call.boxed > 0)
 
 
-def unseen(run: Callable[[], T]) -> T:
-    """Runs a function on this thread, which nobody watches meanwhile, and outside its modes: a thread costs more."""
+@contextlib.contextmanager
+def _replaying() -> Iterator[None]:
+    """Marks this thread as one that replays a call; its warnings are dropped."""
     was_replaying = _C.is_replaying()
     _C.set_replaying(True)
     try:
-        with without_warnings(), unwatched(), torch_internals.without_modes(), contextlib.ExitStack() as stack:
-            if torch.is_autocast_enabled("cpu"):
-                stack.enter_context(torch.autocast("cpu", enabled=False))
-            return run()
+        with without_warnings():
+            yield
     finally:
         _C.set_replaying(was_replaying)
+
+
+def unseen(run: Callable[[], T]) -> T:
+    """Runs a function on this thread, which nobody watches meanwhile, and outside its modes: a thread costs more."""
+    with _replaying(), unwatched(), torch_internals.without_modes(), contextlib.ExitStack() as stack:
+        if torch.is_autocast_enabled("cpu"):
+            stack.enter_context(torch.autocast("cpu", enabled=False))
+        return run()
 
 
 def on_own_thread(run: Callable[[], T]) -> T:
@@ -240,9 +247,8 @@ def on_own_thread(run: Callable[[], T]) -> T:
     errors: list[BaseException] = []
 
     def body() -> None:
-        _C.set_replaying(True)
         try:
-            with without_warnings():
+            with _replaying():
                 outcomes.append(run())
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
             errors.append(error)
@@ -553,16 +559,18 @@ class _Replay:
 
     def _first_for_all(self, results: list[Any]) -> dict[int, Any]:
         """Outputs of a lowered graph may be in another order, and include values for the backward pass."""
-        as_returned = {i: kinds for i, kinds in self.bad.items() if self._is_returned(i, results)}
-        found = _provenances(results, as_returned)
-        found = {i: one for i, one in found.items() if not (self.is_beside_mask and one.is_intentional)}
+        found = self._causes(results, {i: kinds for i, kinds in self.bad.items() if self._is_returned(i, results)})
         first = {}  # by the kinds
         for kinds in {kinds for i, kinds in self.bad.items() if i not in found}:
-            known = _provenances(results, dict.fromkeys(range(len(results)), kinds)).values()
-            causes = [one for one in known if not (self.is_beside_mask and one.is_intentional)]
+            causes = self._causes(results, dict.fromkeys(range(len(results)), kinds))
             if causes:
-                first[kinds] = causes[0]
+                first[kinds] = next(iter(causes.values()))
         return {i: first[kinds] for i, kinds in self.bad.items() if kinds in first} | found
+
+    def _causes(self, results: list[Any], bad: dict[int, int]) -> dict[int, Any]:
+        """Returns the provenances of results, without masks that do not explain them."""
+        found = _provenances(results, bad)
+        return {i: one for i, one in found.items() if not (self.is_beside_mask and one.is_intentional)}
 
     def _is_returned(self, i: int, results: list[Any]) -> bool:
         """Whether a value of the lowered graph is the result of the call with this index."""
