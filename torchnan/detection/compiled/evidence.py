@@ -89,26 +89,34 @@ class _Interpreter(fx.Interpreter):
         masks = {argument: [~torch.isfinite(part) for part in plain_parts(self.env[argument])] for argument in bad}
         result = super().run_node(n)
         kinds = kinds_in(result)
-        if not kinds:
-            return result
-        given = functools.reduce(operator.or_, (self._kinds[argument] for argument in bad), 0)
-        is_source = not n.op.startswith("call")
-        if n.op.startswith("call") and kinds & ~given:
-            self._sources.append((n.name, kinds & ~given))
-            is_source = True
-        elif n.op.startswith("call"):
-            is_elsewhere = _has_own_elements(result, [mask for parts in masks.values() for mask in parts])
-            is_own = not given & NAN and self._is_made_without(n, result)
-            if is_elsewhere or is_own:
-                self._sources.append((n.name, kinds, is_elsewhere, is_own))
-                is_source = True
-        self._kinds[n] = kinds
-        reaching = [argument for argument in bad if _reaches(masks[argument], result)]
-        if not reaching and not is_source:  # not element by element
-            reaching = bad
-        names = frozenset[str]().union(*(self._reached[argument] for argument in reaching))
-        self._reached[n] = names | {n.name} if is_source else names
+        if kinds:
+            is_source = not n.op.startswith("call") or self._add_source(n, result, kinds, masks)
+            self._kinds[n] = kinds
+            reaching = [argument for argument in bad if _reaches(masks[argument], result)]
+            if not reaching and not is_source:  # not element by element
+                reaching = bad
+            names = frozenset[str]().union(*(self._reached[argument] for argument in reaching))
+            self._reached[n] = names | {n.name} if is_source else names
         return result
+
+    def _add_source(self, n: fx.Node, result: Any, kinds: int, masks: dict[fx.Node, list[torch.Tensor]]) -> bool:
+        """Adds an operation to the sources if non-finite values begin there. Returns whether they do.
+
+        Args:
+            n: the operation.
+            result: its result.
+            kinds: of the result.
+            masks: where its arguments were non-finite.
+        """
+        given = functools.reduce(operator.or_, (self._kinds[argument] for argument in masks), 0)
+        if kinds & ~given:
+            self._sources.append((n.name, kinds & ~given))
+            return True
+        is_elsewhere = _has_own_elements(result, [mask for parts in masks.values() for mask in parts])
+        is_own = not given & NAN and self._is_made_without(n, result)
+        if is_elsewhere or is_own:
+            self._sources.append((n.name, kinds, is_elsewhere, is_own))
+        return is_elsewhere or is_own
 
     def _is_made_without(self, n: fx.Node, result: Any) -> bool:
         """Whether elements of a result are non-finite without the infinities among the arguments, too.
