@@ -28,6 +28,22 @@ with torchnan.detect(action="log") as watch:
 """
 
 
+def beside_an_own_element(own: str) -> str:
+    """Returns a program in which each rank has a bad element of a vector that is summed, and rank 0 reads rank 1's."""
+    return f"""
+with torchnan.detect(action="log") as watch:
+    x = torch.ones(4)
+    if planted and rank == 0:
+        {own}
+    if planted and rank == 1:
+        x = (x - torch.tensor([2.0, 0, 0, 0])).log()  # PLANTED
+    dist.all_reduce(x)
+    if rank == 0:
+        x[0].item()
+    del x
+"""
+
+
 PROGRAMS = {
     "a sum that overflows": Program(
         """
@@ -986,35 +1002,11 @@ with torchnan.detect(action="log") as watch, torch.no_grad():
         (made("mean", harm="read", count=2), made("log", line=True, count=1)),
     ),
     "another element of a reduced vector": Program(
-        """
-with torchnan.detect(action="log") as watch:
-    counts = torch.ones(4)
-    if planted and rank == 0:
-        counts[3] = 0
-    x = torch.log(counts * 0 - 1 + 2 * counts) if rank == 0 else torch.ones(4)
-    if planted and rank == 1:
-        x = (x - torch.tensor([2.0, 0, 0, 0])).log()  # PLANTED
-    dist.all_reduce(x)
-    if rank == 0:
-        x[0].item()
-    del x
-""",
+        beside_an_own_element("x = torch.tensor([1.0, 1, 1, -1]).log()"),
         (received("allreduce_", origin="input", harm="read"), made("log", line=True)),
     ),
     "another element of a reduced vector than one that was reported": Program(
-        """
-with torchnan.detect(action="log") as watch:
-    x = torch.ones(4)
-    if planted and rank == 0:
-        x = torch.tensor([1.0, 1, 1, 0]) / torch.tensor([1.0, 1, 1, 0])
-        x[3].item()
-    if planted and rank == 1:
-        x = (x - torch.tensor([2.0, 0, 0, 0])).log()  # PLANTED
-    dist.all_reduce(x)
-    if rank == 0:
-        x[0].item()
-    del x
-""",
+        beside_an_own_element("x = torch.tensor([1.0, 1, 1, 0]) / torch.tensor([1.0, 1, 1, 0]); x[3].item()"),
         (made("div", harm="read", count=2), made("log", line=True)),
     ),
     "elements of each other's shards": Program(
