@@ -370,8 +370,8 @@ void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
 
 at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, const c10::IValue& argument) const {
   if (!is_gather_ || facts_.ranks < 2) return values;
-  if (is_nested(
-          argument)) {  // a list of the ranks' tensors; or one for each rank, if several tensors are gathered at once
+  // A list of the ranks' tensors; or one for each rank, if several tensors are gathered at once.
+  if (is_nested(argument)) {
     const c10::ArrayRef<c10::IValue> lists = argument.toListRef();
     const auto in_each = static_cast<int64_t>(lists.front().toListRef().size());
     const int64_t rank = lists.size() == 1 ? position : position / std::max<int64_t>(in_each, 1);
@@ -395,7 +395,6 @@ at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, 
   return part.tensor_in(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(values)));
 }
 
-// Of a reduction, these are single elements if few are bad; of other collectives, the part that this rank has sent.
 std::vector<at::Tensor> HostCollective::own_parts(const at::Tensor& values, int64_t position,
                                                   const c10::IValue& argument, bool is_sent,
                                                   c10::ArrayRef<BadArgument> bad_arguments) const {
@@ -419,8 +418,6 @@ std::vector<at::Tensor> HostCollective::own_parts(const at::Tensor& values, int6
   return parts;
 }
 
-// The elements of the result for which this rank has sent non-finite ones; nothing if that is not known, if they are
-// many, or if there are many others.
 std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& values, bool is_sent,
                                                               c10::ArrayRef<BadArgument> bad_arguments) const {
   std::set<int64_t> elements;

@@ -84,14 +84,17 @@ class HostCollective {
                      const LargeElements& large) const;
   void expect(const at::Tensor& received, int64_t position, const c10::IValue& argument, bool is_sent,
               c10::ArrayRef<BadArgument> bad_arguments);
-  // Returns the parts of a result that may have the non-finite values which this rank has sent. `is_sent`: whether it
-  // is an argument that the collective reads, too.
+  // Returns the parts of a result that may have the non-finite values which this rank has sent: of a reduction single
+  // elements if few are bad, else one part. `is_sent`: whether it is an argument that the collective reads, too.
   std::vector<at::Tensor> own_parts(const at::Tensor& values, int64_t position, const c10::IValue& argument,
                                     bool is_sent, c10::ArrayRef<BadArgument> bad_arguments) const;
+  // Returns the elements of a reduction's result for which this rank has sent non-finite ones; nothing if that is not
+  // known, if they are many or all, or if the result has too many elements.
   std::optional<std::set<int64_t>> own_elements(const at::Tensor& values, bool is_sent,
                                                 c10::ArrayRef<BadArgument> bad_arguments) const;
+  // The same for one tensor that it has sent.
   std::optional<std::set<int64_t>> own_elements(const at::Tensor& sent) const;
-  // The same for collectives that combine no values of ranks. Undefined if there is none.
+  // Returns the part that has the place of this rank, or the whole result. Undefined if there is none.
   at::Tensor own_part(const at::Tensor& values, int64_t position, const c10::IValue& argument) const;
 
   const CallContext call_;
