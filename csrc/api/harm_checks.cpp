@@ -234,10 +234,17 @@ std::optional<Finding> find_origin(DetectionSession& session, const at::Tensor& 
   return make_finding(provenance->first(), Level::kNote, Harm{}, session);
 }
 
+void resolve_pending(const DetectionSession& session) {
+  run_contained(session, "resolving pending checks on devices", [] { resolve(Delivery::kDeferred); });
+}
+
 void report_at_end_on_devices(DetectionSession& session) {
   if (!devices().in_use()) return;
   std::vector<Finding> findings;
-  run_contained(session, "resolving pending checks on devices", [] { resolve(Delivery::kNow); });
+  run_contained(session, "resolving pending checks on devices", [&] {
+    resolve(Delivery::kNow);
+    raise_deferred(session);
+  });
   run_contained(session, "checking live tensors on devices",
                 [&] { findings = in_order(find_live_on_devices(session)); });
   run_contained(session, "delivering findings", [&] {

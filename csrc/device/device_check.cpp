@@ -267,6 +267,7 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
   }
   event->output = result.output;
   event->region = region_ != nullptr ? region_ : replayed_region();
+  if (event->region != nullptr && event->region->step != 0) event->step = event->region->step;
   event->intended = numbers_.without(NonfiniteKinds::only_nan());
   event->intended_of_inputs = numbers_ | intended_;
   const bool keeps_masks = plan_.is_data_movement || (plan_.pointwise && !plan_.absorbs_negative_infinity);

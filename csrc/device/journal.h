@@ -15,7 +15,7 @@
 namespace torchnan {
 
 // A recorded tensor, whose memory may be given back at any time.
-class WeakTensor {
+class TORCHNAN_API WeakTensor {
  public:
   WeakTensor() = default;
   WeakTensor(c10::weak_intrusive_ptr<c10::StorageImpl> storage, const TensorSnapshot& snapshot)

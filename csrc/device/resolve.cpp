@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
+
 #include "scan/float_format.h"
 #include "scan/tensor_scan.h"
 #include "device/device_stats.h"
@@ -14,6 +16,7 @@
 #include "device/window.h"
 #include "origin/host_queries.h"
 #include "origin/harm.h"
+#include "origin/late_replay.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
@@ -34,12 +37,30 @@ struct BadEvents {
 };
 BadEvents& known = *new BadEvents;  // never destroyed: threads may outlive static destructors
 
+// Lets one thread resolve at a time. A replay resolves its own operations meanwhile.
+class Resolving {
+ public:
+  Resolving() : is_mine_(!known.is_resolving.exchange(true)) {}
+  ~Resolving() { end(); }
+  Resolving(const Resolving&) = delete;
+  Resolving& operator=(const Resolving&) = delete;
+
+  bool has_begun() const { return is_mine_; }
+  void end() {
+    if (is_mine_) known.is_resolving = false;
+    is_mine_ = false;
+  }
+
+ private:
+  bool is_mine_;
+};
+
 using SessionFindings = std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>>;
 
 // Attributes the bad events of a window.
 class WindowAttribution {
  public:
-  explicit WindowAttribution(const Window& window) : window_(window) {
+  WindowAttribution(const Window& window, Resolving& resolving) : window_(window), resolving_(resolving) {
     for (const Event& event : window.captured) captured_.emplace(event.number, &event);
   }
 
@@ -155,6 +176,36 @@ class WindowAttribution {
 
   std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
                                                   NonfiniteKinds kinds, DetectionSession& session) {
+    if (!is_made_by_region(event, bad_inputs) || session.reports_origins())
+      return evident_provenance_of(event, bad_inputs, kinds, session);
+    resolving_.end();
+    LateReplay replay = replay_late(session, event.number, [this](EventNumber number) { return kinds_at(number); });
+    if (replay.provenance != nullptr) return replay.provenance;
+    if (replay.obstacle.empty()) return evident_provenance_of(event, bad_inputs, kinds, session);
+    Event followed = event;
+    auto region = std::make_shared<ReplayedRegion>(*event.region);
+    region->facts.obstacle = std::move(replay.obstacle);
+    followed.region = std::move(region);
+    return evident_provenance_of(followed, bad_inputs, kinds, session);
+  }
+
+  // Whether a compiled region was given nothing that explains its result, besides masks.
+  static bool is_made_by_region(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
+    const bool is_result = event.type == EventType::kResult && event.region != nullptr && event.region->is_border();
+    return is_result && event.given == nullptr && std::all_of(bad_inputs.begin(), bad_inputs.end(), [](const BadInput& input) {
+             return input.bad.provenance->is_intentional();
+           });
+  }
+
+  NonfiniteKinds kinds_at(EventNumber number) const {
+    const auto is_before = [](const Event& event, EventNumber wanted) { return event.number < wanted; };
+    const auto event = std::lower_bound(window_.events.begin(), window_.events.end(), number, is_before);
+    if (event == window_.events.end() || event->number != number) return {};
+    return kinds_of(*event, false).value_or(NonfiniteKinds());
+  }
+
+  std::shared_ptr<const Provenance> evident_provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
+                                                          NonfiniteKinds kinds, DetectionSession& session) {
     const auto largest_word = [this](const Event& input) { return largest_word_of(input); };
     DeviceEvidence evidence(event, bad_inputs, session, largest_word);
     return attribute(evidence, kinds);
@@ -213,6 +264,7 @@ class WindowAttribution {
   }
 
   const Window& window_;
+  Resolving& resolving_;
   std::unordered_map<EventNumber, const Event*> captured_;
   std::set<EventNumber> visited_;
   SessionFindings findings_;
@@ -310,18 +362,18 @@ bool is_resolved(EventNumber number) { return number < known.resolved_until; }
 
 void resolve(Delivery delivery) {
   if (!devices().in_use() || devices().is_capturing()) return;
-  if (known.is_resolving.exchange(true)) return;  // another thread is resolving, or a caller further up in this one
-  struct EndAtLast {
-    ~EndAtLast() { known.is_resolving = false; }
-  };
   SessionFindings findings;
   {
-    const EndAtLast end_at_last;
+    Resolving resolving;
+    if (!resolving.has_begun()) return;  // another thread is resolving, or a caller further up in this one
     ThreadState::current().count(&Counters::device_resolves);
-    const Window window = read_window(known.resolved_until);
-    WindowAttribution attribution(window);
+    const EventNumber first = known.resolved_until;
+    const Window window = read_window(first);
+    WindowAttribution attribution(window, resolving);
+    known.resolved_until = window.end;  // what a replay resolves comes after that
+    auto again = c10::make_scope_exit([first] { known.resolved_until = first; });
     attribution.run();
-    known.resolved_until = window.end;
+    again.release();
     for (const DeviceScans& found : window.found) found.reset(!window.captured.empty());
     const bool is_bad = prune_dead();
     known.has_bad = is_bad || attribution.has_found_something();  // then the next read scans it once more

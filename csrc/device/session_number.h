@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <memory>
 
+#include <torchnan/export.h>
+
 namespace torchnan {
 
 class DetectionSession;
 
 // Works like a weak reference, but is copied and dropped without a locked instruction: every event holds one.
-class SessionNumber {
+class TORCHNAN_API SessionNumber {
  public:
   SessionNumber() = default;  // identifies no session
   explicit SessionNumber(DetectionSession& session);

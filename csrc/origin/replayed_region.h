@@ -26,6 +26,7 @@ struct ReplayedRegion {
   std::vector<BadKernel> kernels{};    // in the order that they ran in
   bool is_backward = false;            // it is a backward pass, although no autograd engine runs it
   bool replays_gradients = false;      // its backward pass is replayed, after its forward pass
+  int64_t step = 0;                    // the step of a call that is replayed later; 0 if it is the current one
   std::shared_ptr<RegionMark> mark{};  // set if a device finds that it made a bad value; null if it cannot be followed
 
   bool is_in_backward_pass() const { return is_backward || replays_gradients; }

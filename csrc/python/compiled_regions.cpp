@@ -22,6 +22,7 @@
 #include "operators/op_traits.h"
 #include "origin/replayed_region.h"
 #include "python/convert.h"
+#include "python/kept_calls.h"
 #include "python/python_runtime.h"
 #include "python/region_call.h"
 #include "python/stack_table.h"
@@ -150,9 +151,9 @@ py::object call_in_node(const std::string& name, const py::handle& node, const p
 }
 
 void begin_replay(const py::str& name, const py::str& file, int64_t line, const std::string& how,
-                  const Kernels& kernels, bool is_backward, bool replays_gradients) {
+                  const Kernels& kernels, bool is_backward, bool replays_gradients, int64_t step) {
   set_replayed_region(std::make_shared<ReplayedRegion>(
-      ReplayedRegion{facts_from(name, file, line, how), kernels_from(kernels), is_backward, replays_gradients}));
+      ReplayedRegion{facts_from(name, file, line, how), kernels_from(kernels), is_backward, replays_gradients, step}));
 }
 
 void record_border(const at::Tensor& result, int64_t output, const RegionBorder& border, const std::string& obstacle,
@@ -218,6 +219,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("device_random_states_after", &RegionCall::device_random_states_after)
       .def_property_readonly("copied_indices", &RegionCall::copied_indices)
       .def_property_readonly("outputs", &RegionCall::outputs)
+      .def_property_readonly("device", &RegionCall::device)
       .def_property_readonly("obstacle", &RegionCall::obstacle)
       .def_property_readonly("modes", &RegionCall::modes)
       .def_property_readonly("boxed", &RegionCall::boxed)
@@ -226,11 +228,14 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("hooks", &RegionCall::hooks)
       .def_property_readonly("given", &RegionCall::given)
       .def_property("provenances", &RegionCall::provenances, &RegionCall::set_provenances)
-      .def_property_readonly("stack", &RegionCall::stack);
+      .def_property_readonly("stack", &RegionCall::stack)
+      .def_property_readonly("stack_of_pass", &RegionCall::stack_of_pass)
+      .def_property_readonly("step", &RegionCall::step);
+  install_late_replays();
   m.def("set_replaying", [](bool replaying) { replays = replaying; });
   m.def("is_replaying", &is_replaying);
   m.def("begin_replay", &begin_replay, py::arg("region"), py::arg("file"), py::arg("line"), py::arg("how"),
-        py::arg("kernels"), py::arg("is_backward"), py::arg("replays_gradients"));
+        py::arg("kernels"), py::arg("is_backward"), py::arg("replays_gradients"), py::arg("step"));
   m.def("call_in_node", &call_in_node, py::arg("name"), py::arg("node"), py::arg("call"));
   m.def("end_replay", [] { set_replayed_region(nullptr); });
   m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("border"), py::arg("obstacle"),

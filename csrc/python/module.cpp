@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/ScopeExit.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/version.h>
@@ -32,6 +33,7 @@
 #include "python/call_python.h"
 #include "python/compiled_regions.h"
 #include "python/convert.h"
+#include "python/kept_calls.h"
 #include "python/option_values.h"
 #include "python/python_runtime.h"
 #include "report/append_only_file.h"
@@ -155,7 +157,14 @@ void bind_session(py::module_& m) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   m.def("enter_session", &enter_session);
   m.def("leave_session", &leave_session);
-  m.def("end_session", &end_session, py::arg("session"), py::arg("report_pending"), without_gil);
+  m.def(
+      "end_session",
+      [](const std::shared_ptr<DetectionSession>& session, bool report_pending) {
+        const auto forget = c10::make_scope_exit([&] { forget_kept_calls(*session); });
+        const py::gil_scoped_release released;
+        end_session(session, report_pending);
+      },
+      py::arg("session"), py::arg("report_pending"));
   m.def("current_session", &current_session);
   m.def("open_scopes", &open_scopes);
   m.def("suspend_thread", [] { ThreadState::current().suspend(); });

@@ -22,6 +22,7 @@
 #include "intercept/op_entry.h"
 #include "operators/dispatch_key.h"
 #include "python/convert.h"
+#include "python/kept_calls.h"
 #include "python/stack_table.h"
 #include "scan/tensor_scan.h"
 
@@ -31,6 +32,8 @@ namespace torchnan {
 namespace {
 
 constexpr const char* kGoneInputs = "its inputs were gone when the device reported";
+constexpr const char* kOverwrittenInputs = "its inputs were overwritten before the device reported";
+constexpr const char* kFiniteReplay = "its replay gave finite values";
 constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
 
 thread_local bool runs_on_device = false;
@@ -80,9 +83,29 @@ bool contains(const std::vector<size_t>& indices, size_t i) {
   return std::find(indices.begin(), indices.end(), i) != indices.end();
 }
 
+int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
+}
+
 int64_t version_of(const py::object& argument) {
   const at::Tensor* tensor = tensor_in(argument);
-  return tensor == nullptr || tensor->is_inference() ? -1 : static_cast<int64_t>(tensor->_version());
+  return tensor == nullptr ? -1 : version_of(*tensor);
+}
+
+// Returns the last event on a device that wrote a tensor, or has found values there that it did not see written.
+EventNumber last_write(const at::Tensor& tensor) {
+  return tensor.has_storage() ? Devices::Lock(devices()).journal().last_event(tensor) : 0;
+}
+
+// Returns the tensor that an event has written; undefined if it does not exist any more.
+at::Tensor live_tensor(EventNumber number) {
+  WeakTensor tensor;
+  {
+    Devices::Lock locked(devices());
+    const Event* const event = locked.journal().find(number);
+    if (event != nullptr) tensor = locked.journal().find_tensor(*event);
+  }
+  return tensor.lock();
 }
 
 }  // namespace
@@ -121,10 +144,13 @@ RegionBorder::RegionBorder(const py::kwargs& given) {
   take("parts", parts);
   take("is_distributed", is_distributed);
   take("has_collectives", has_collectives);
+  const std::string of_results = from_py_str(given["device"]);
+  if (!of_results.empty()) device.emplace(of_results);
   take("compared", compared);
   take("unwritten", unwritten);
   take("note_unwritten", note_unwritten);
   take("follow", follow);
+  take("explain_late", explain_late);
 }
 
 std::shared_ptr<const ReplayedRegion> RegionBorder::on_device(bool receives) {
@@ -155,7 +181,7 @@ RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& ar
     : border_(std::move(border)), hooks_(saved_tensors_hooks()) {
   if (!run_contained(session, "preparing the call of a compiled region", [&] { record(args, session.options()); })) {
     obstacle_ = "the inputs of its replay could not be recorded";
-    is_followed_ = false;
+    is_followed_ = is_kept_ = false;
   }
 }
 
@@ -173,6 +199,7 @@ py::object RegionCall::run_backward(const py::handle& function, const py::tuple&
     given_backward_ = on_devices_;
     record_on_devices(args, given_backward_);
   }
+  if (is_kept_) keep_gradients(args);
   return run(function, args);
 }
 
@@ -199,10 +226,14 @@ BadValues RegionCall::check_results(const py::handle& results) {
     run_contained(*session, "checking the results of a compiled region", [&] {
       note_randomness();
       const Objects outputs = items_of(results);
-      bad = check_all(outputs, *session, on_devices_, border_->unwritten);
+      bad = check_all(outputs, *session, on_devices_, border_->unwritten, forward_);
       if (device_ && !is_followed_ && !bad.empty()) note_given();
-      if (!bad.empty() || is_differentiable(outputs)) note_stack();
+      if (is_kept_ || !bad.empty() || is_differentiable(outputs)) note_stack();
       follow_into_backward(outputs);
+      if (!is_kept_) return;
+      keep_arguments(session->options().max_copied_bytes);
+      step_ = session->step();
+      keep(shared_from_this(), *session);
     });
     if (!border_->unwritten.empty()) border_->note_unwritten(results);
   }
@@ -233,7 +264,8 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
   if (session == nullptr || !is_active_in_backward(*session)) return {};
   BadValues bad;
   run_contained(*session, "checking the gradients of a compiled region", [&] {
-    bad = check_all(items_of(gradients), *session, given_backward_, {});
+    bad = check_all(items_of(gradients), *session, given_backward_, {}, backward_);
+    if (is_kept_) backward_.stack = StackTable::instance().current_stack_id();
     border_->finite_passes += bad.empty();
     if (bad.empty() || !obstacle_.empty()) return;
     if (is_released_) {
@@ -246,6 +278,16 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
 }
 
 void RegionCall::release() {
+  if (!is_kept_) forget();
+}
+
+void RegionCall::forget() {
+  if (is_kept_) obstacle_ = kGoneInputs;
+  is_kept_ = false;
+  bytes_kept_ = 0;
+  kept_.clear();
+  gradients_.clear();
+  forward_ = backward_ = {};
   arguments_.clear();
   versions_.clear();
   copied_indices_.clear();
@@ -258,7 +300,13 @@ void RegionCall::release() {
   is_released_ = true;
 }
 
-py::list RegionCall::arguments() const { return list_of(arguments_); }
+py::list RegionCall::arguments() const {
+  py::list list = list_of(arguments_);
+  for (const KeptTensor& one : kept_) {
+    if (auto alive = one.tensor.lock()) list[one.argument] = py::cast(at::Tensor(std::move(alive)));
+  }
+  return list;
+}
 
 py::list RegionCall::written() const { return list_of(written_); }
 
@@ -316,13 +364,15 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
   if (device_) record_on_devices(arguments_, on_devices_);
+  if (!device_) device_ = border_->device;
   record_mutated(options.max_copied_bytes);
   if (device_ && obstacle_.empty()) {
     is_followed_ = !has_collectives_ && is_marked();
-    if (!is_followed_) obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
+    is_kept_ = !is_followed_ && may_be_kept();
+    if (!is_followed_ && !is_kept_) obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
   }
   keep_mutated();
-  if (device_ && !is_followed_) arguments_.clear();  // which the region may free
+  if (device_ && !is_followed_ && !is_kept_) arguments_.clear();  // which the region may free
   if (!obstacle_.empty() || !border_->is_random.value_or(true)) return;
   random_state_ = random_state_of(at::kCPU);
   if (device_) device_random_state_ = random_state_of(*device_);
@@ -336,11 +386,114 @@ bool RegionCall::is_marked() const {
   return border_->mark->take(*session);
 }
 
+// A device can replay a call later if nothing has to be copied for that. A list of arguments is emptied by the call, so
+// that the values in it can be freed. The graph's own tensors would be kept alive with the region.
+bool RegionCall::may_be_kept() const {
+  const bool has_arguments_alone = border_->own.empty() && border_->mutated.empty() && boxed_ == 0;
+  return has_arguments_alone && !has_collectives_ && !has_subclass_ && !devices().is_capturing();
+}
+
+// Keeps small arguments alive. Others, and weights, exist as long as the program keeps them; their versions tell
+// whether they have changed since.
+void RegionCall::keep_arguments(int64_t max_bytes) {
+  for (size_t i = 0; i < arguments_.size(); ++i) {
+    const at::Tensor* const tensor = tensor_in(arguments_[i]);
+    if (tensor == nullptr) continue;
+    kept_.push_back({i, WeakTensorImpl(tensor->getIntrusivePtr()), version_of(*tensor), last_write(*tensor)});
+    const bool is_weight = tensor->is_leaf() && tensor->requires_grad();
+    const int64_t bytes = bytes_kept_ + static_cast<int64_t>(tensor->storage().nbytes());
+    if (is_weight || bytes > max_bytes) {
+      arguments_[i] = py::none();
+    } else {
+      bytes_kept_ = bytes;
+    }
+  }
+}
+
+// Keeps the gradients of losses. Autograd adds to other gradients in place, if nobody else holds their memory. The
+// copies share the memory and the version.
+void RegionCall::keep_gradients(const py::tuple& args) {
+  gradients_.clear();
+  const bool is_list = args.size() == 2 && PyList_CheckExact(py::object(args[1]).ptr());
+  const auto given = is_list ? py::sequence(args[1]) : py::sequence(args[py::slice(1, args.size(), 1)]);
+  for (const py::handle value : given) {
+    const at::Tensor* const tensor = tensor_in(value);
+    if (tensor == nullptr) {
+      gradients_.emplace_back();
+      continue;
+    }
+    if (tensor->numel() != 1) return gradients_.clear();
+    const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
+    gradients_.emplace_back(impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change()));
+  }
+}
+
+void RegionCall::LateResults::record(const std::vector<RegionResult>& parts) {
+  *this = {};
+  Devices::Lock locked(devices());
+  for (const RegionResult& part : parts) {
+    if (part.is_on_device) events.emplace_back(part.index, locked.journal().last_event(part.tensor));
+  }
+}
+
+bool RegionCall::LateResults::has(uint64_t event) const {
+  return std::any_of(events.begin(), events.end(), [event](const auto& one) { return one.second == event; });
+}
+
+bool RegionCall::has_result(uint64_t event) const { return forward_.has(event) || backward_.has(event); }
+
+LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
+  LateResults& results = forward_.has(event) ? forward_ : backward_;
+  if (!results.is_replayed) {
+    std::string obstacle = obstacle_to_late_replay(results);
+    if (!obstacle.empty()) return {nullptr, std::move(obstacle)};
+    results.is_replayed = true;
+    find_late(results, kinds_of);
+  }
+  for (const auto& [index, number] : results.events) {
+    const auto found = number == event ? results.found.find(index) : results.found.end();
+    if (found != results.found.end()) return {found->second, ""};
+  }
+  return {nullptr, kFiniteReplay};
+}
+
+// Returns why a kept call cannot be replayed; empty if it can.
+std::string RegionCall::obstacle_to_late_replay(const LateResults& results) const {
+  if (&results == &backward_ && gradients_.empty()) return kGoneInputs;
+  for (const KeptTensor& one : kept_) {
+    const at::Tensor tensor(one.tensor.lock());
+    if (!tensor.defined()) return kGoneInputs;
+    const bool is_same =
+        tensor.is_inference() ? last_write(tensor) == one.last_write : version_of(tensor) == one.version;
+    if (!is_same) return kOverwrittenInputs;
+  }
+  return "";
+}
+
+// The values of results that still exist are compared with those of the replay.
+void RegionCall::find_late(LateResults& results, KindsOfEvent kinds_of) {
+  BadValues bad;
+  std::vector<at::Tensor> values;
+  for (const auto& [index, number] : results.events) {
+    values.resize(std::max(values.size(), index + 1));
+    values[index] = live_tensor(number);
+    NonfiniteKinds kinds = kinds_of(number);
+    if (kinds.any() && values[index].defined()) kinds = kinds_anywhere(values[index]);
+    if (kinds.any()) bad.emplace_back(index, bits_of(kinds));
+  }
+  const bool is_backward = &results == &backward_;
+  const py::object tangents = is_backward ? py::cast(gradients_) : py::object(py::none());
+  const py::object found = border_->explain_late(shared_from_this(), bad, values, tangents);
+  for (const auto& [index, handle] : found.cast<std::map<size_t, ProvenanceHandle>>())
+    results.found[index] = handle.provenance;
+}
+
 void RegionCall::record_argument(size_t index) {
   const py::object& argument = arguments_[index];
   const at::Tensor* tensor = tensor_in(argument);
   if (tensor == nullptr) return;
   if (!tensor->is_cpu() && !device_) device_ = tensor->device();
+  has_subclass_ = has_subclass_ || is_subclass(*tensor);
   if (!has_collectives_ && is_subclass(*tensor)) has_collectives_ = border_->is_distributed(argument).cast<bool>();
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
 }
@@ -446,7 +599,8 @@ std::shared_ptr<const ReplayedRegion> RegionCall::region_on_device() const {
 // Checks written arguments first, because the records about a result that shares their memory are valid only then.
 // `unwritten`: indices of tensors that must not be read yet.
 BadValues RegionCall::check_all(const Objects& values, DetectionSession& session,
-                                const DeviceCheck::Arguments& arguments, const std::vector<size_t>& unwritten) {
+                                const DeviceCheck::Arguments& arguments, const std::vector<size_t>& unwritten,
+                                LateResults& late) {
   std::vector<RegionResult> parts;
   for (size_t k = 0; k < written_.size(); ++k) add_parts(values.size() + k, written_[k], parts);
   const size_t first_result = parts.size();
@@ -460,6 +614,7 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
   const py::gil_scoped_release no_gil;
   if (is_followed_) find_kinds_on_devices(parts);
   if (!is_on_host) record_results_on_devices(session, arguments, parts, region);
+  if (is_kept_) late.record(parts);
   ThreadState& thread = ThreadState::current();
   for (size_t p = 0; p < parts.size(); ++p) {
     if (parts[p].is_on_device) continue;
@@ -473,6 +628,9 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
     }
   }
   if (is_followed_ && obstacle_.empty() && !bad.empty()) border_->mark->set(session);  // it may recur
+  if (!is_kept_ || bad.empty()) return bad;
+  const py::gil_scoped_acquire gil;
+  forget();  // a result on the host is explained at once
   return bad;
 }
 

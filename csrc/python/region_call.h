@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include "api/region_border.h"
@@ -22,6 +24,7 @@
 #include "device/device_check.h"
 #include "device/region_mark.h"
 #include "intercept/received_values.h"
+#include "origin/late_replay.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
 
@@ -54,12 +57,15 @@ struct RegionBorder {
   CompiledRegion facts;               // the compiled function, and why no call can be replayed, if so
   pybind11::function parts;           // returns the plain tensors that a wrapper subclass consists of
   pybind11::function is_distributed;  // returns whether a tensor is distributed
+  std::optional<c10::Device> device;  // of the results, if that is not the host
   bool has_collectives = false;       // whether the graph has collectives; a distributed argument brings others
   std::vector<size_t> compared;       // indices of the arguments that comparisons depend on
   std::vector<size_t> unwritten;      // indices of the results that are uninitialized memory
   // records which results of a call are uninitialized, and where they were allocated
   pybind11::function note_unwritten;
-  pybind11::function follow;         // lets the class of a backward node check the results of its nodes
+  pybind11::function follow;  // lets the class of a backward node check the results of its nodes
+  // returns the provenances, by index, of results that a device has found to be non-finite after the call
+  pybind11::function explain_late;
   std::optional<bool> is_random;     // not known before the first call
   PyTypeObject* followed = nullptr;  // the class that `follow` was called with last
   int64_t finite_calls = 0;          // calls with finite results
@@ -122,8 +128,20 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   // Checks the results of the region's backward pass.
   BadValues check_gradients(const pybind11::handle& gradients);
 
-  // Releases everything that only a replay needs.
+  // Releases everything that only a replay needs, unless the call is kept.
   void release();
+
+  // The same for a kept call, which cannot be replayed any more.
+  void forget();
+
+  // Whether the call or its backward pass has a result with this event.
+  bool has_result(uint64_t event) const;
+
+  // Returns the bytes of the inputs that are kept alive after the call.
+  int64_t bytes_kept() const { return bytes_kept_; }
+
+  // Finds the provenance of a result of a kept call.
+  LateReplay replay_late(uint64_t event, KindsOfEvent kinds_of);
 
   // Sets the node that made the call as the current node of this thread, for finding origins.
   void enter_node() const { set_replayed_node(inside_); }
@@ -136,10 +154,13 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::dict device_random_states_after() const;  // those of devices after it; empty if it draws nothing
   const std::vector<size_t>& copied_indices() const { return copied_indices_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
+  std::string device() const { return device_ ? device_->str() : ""; }
   const std::string& obstacle() const { return obstacle_; }
   const Modes& modes() const { return modes_; }
   size_t boxed() const { return boxed_; }
   SiteId stack() const { return stack_; }
+  SiteId stack_of_pass() const { return backward_.stack; }  // of the backward pass, if it is replayed later; else 0
+  int64_t step() const { return step_; }                    // of a call that is replayed later; else 0
   const pybind11::object& hooks() const { return hooks_; }
   const pybind11::object& given() const { return given_; }
   const pybind11::object& provenances() const { return provenances_; }
@@ -147,6 +168,27 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
 
  private:
   using Objects = c10::SmallVector<pybind11::object, 16>;
+
+  using WeakTensorImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  // A tensor among the arguments of a kept call, as it was at the end of the call.
+  struct KeptTensor {
+    size_t argument;
+    WeakTensorImpl tensor;
+    int64_t version;
+    uint64_t last_write;  // the event, on a device
+  };
+
+  // What a kept call, or its backward pass, has returned.
+  struct LateResults {
+    std::vector<std::pair<size_t, uint64_t>> events;  // indices of the results, and the events that recorded them
+    std::map<size_t, std::shared_ptr<const Provenance>> found;
+    bool is_replayed = false;
+    SiteId stack = 0;
+
+    void record(const std::vector<RegionResult>& parts);
+    bool has(uint64_t event) const;
+  };
 
   static Objects items_of(const pybind11::handle& results);
   static bool is_differentiable(const Objects& outputs);
@@ -164,10 +206,15 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void note_given();
   pybind11::object run_receiving(const pybind11::handle& function, const pybind11::tuple& args);
   bool is_marked() const;
+  bool may_be_kept() const;
+  void keep_arguments(int64_t max_bytes);
+  void keep_gradients(const pybind11::tuple& args);
+  std::string obstacle_to_late_replay(const LateResults& results) const;
+  void find_late(LateResults& results, KindsOfEvent kinds_of);
   void note_randomness();
   std::shared_ptr<const ReplayedRegion> region_on_device() const;
   BadValues check_all(const Objects& values, DetectionSession& session, const DeviceCheck::Arguments& arguments,
-                      const std::vector<size_t>& unwritten);
+                      const std::vector<size_t>& unwritten, LateResults& late);
   void follow_into_backward(const Objects& outputs);
   bool is_untouched() const;
 
@@ -191,8 +238,16 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   size_t boxed_ = 0;         // number of arguments in a list, which the call empties
   ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
   bool has_collectives_ = false;
-  std::optional<c10::Device> device_;      // of the first argument that is not on the host
+  bool has_subclass_ = false;  // whether an argument is a tensor subclass
+  std::optional<c10::Device> device_;      // of the first argument that is not on the host, or of the results
   bool is_followed_ = false;               // whether it waits for its results on devices, and may be replayed
+  bool is_kept_ = false;                   // whether it may be replayed later
+  std::vector<KeptTensor> kept_;
+  std::vector<at::Tensor> gradients_;  // of the results of a kept call, by their index at the node; empty if they are gone
+  int64_t bytes_kept_ = 0;
+  int64_t step_ = 0;
+  LateResults forward_;
+  LateResults backward_;
   DeviceCheck::Arguments on_devices_;      // what the backward pass may read on devices: arguments and results
   DeviceCheck::Arguments given_backward_;  // what the last backward pass read there
   bool is_released_ = false;

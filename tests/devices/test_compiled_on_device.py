@@ -1,9 +1,11 @@
-"""Compiled regions on a device: results are scanned at the border, without a wait, and the report names the region. Its
-next call is replayed if it makes such a value too."""
+"""Compiled regions on a device: results are scanned at the border, without a wait. When the device reports, the call is
+replayed. If its inputs are gone by then, the report names the region, and its next call is replayed."""
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from torchnan.detection.compiled import random_numbers
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
-GONE = "its inputs were gone when the device reported; its next call is replayed if it makes one too"
+NEXT = "; its next call is replayed if it makes one too"
+GONE = f"its inputs were gone when the device reported{NEXT}"
+OVERWRITTEN = f"its inputs were overwritten before the device reported{NEXT}"
 
 
 class Model(torch.nn.Module):
@@ -78,13 +82,13 @@ def test_a_healthy_compiled_training_is_waited_for_as_often_as_without(machine, 
     assert machine.stale_reads() == 0
 
 
-def test_the_region_that_made_a_value_is_named(device):
+def test_the_region_is_named_if_its_weights_have_changed_meanwhile(device):
     _, step = training(device)
     with torchnan.detect(action="log") as watch:
         step()
         step(factor=0.0)
     found = watch.first
-    assert facts_of(found) == ("compiled", "inductor::compiled_region", "forward", "forward", GONE)
+    assert facts_of(found) == ("compiled", "inductor::compiled_region", "forward", "forward", OVERWRITTEN)
     assert (found.compiled.file, found.compiled.line) == (__file__, Model.forward.__code__.co_firstlineno)
     assert (found.compiled.replay, found.compiled.kernel) == ("none", None)
     assert (found.harm.kind, found.step, found.device) == ("backward", 2, str(device))
@@ -122,7 +126,7 @@ def test_a_bad_weight_is_named(device):
     assert {f.compiled for f in watch.findings} == {None}
 
 
-def test_a_gradient_that_a_region_makes_is_one_of_its_backward_pass(device):
+def test_a_gradient_is_named_in_its_pass(device):
     @torch.compile
     def root(x):
         return torch.sqrt(x).sum()
@@ -133,7 +137,8 @@ def test_a_gradient_that_a_region_makes_is_one_of_its_backward_pass(device):
         (loss * 0).backward()
         x.grad.sum().item()
     found = watch.first
-    assert facts_of(found) == ("compiled", "inductor::compiled_region", "backward", "root", GONE)
+    assert facts_of(found) == ("op", "aten::div", "backward", "root", None)
+    assert (found.node, found.line) == ("SqrtBackward0", line_of(test_a_gradient_is_named_in_its_pass, "torch.sqrt"))
 
 
 def test_an_argument_that_a_region_overwrites_is_checked(device):
@@ -165,12 +170,197 @@ def test_a_value_that_was_there_before_detection_is_the_input(device):
     assert [(f.origin, f.compiled) for f in watch.findings] == [("input", None)]
 
 
+# -- the replay of a call that has returned
+
+
+def loss_of(device):
+    """Returns a model, and a function that computes its loss with a factor."""
+    torch.manual_seed(0)
+    model = Model().to(device)
+    compiled = torch.compile(model)
+    batch = torch.randn(16, 8).to(device)
+    factors = {value: torch.tensor(value).to(device) for value in (0.0, 1.0)}
+    return model, lambda factor: compiled(batch, factors[factor])
+
+
+def assert_names_the_logarithm(found):
+    assert (found.origin, found.op, found.kind, found.module) == ("op", "aten::log", "inf", "")
+    assert (found.file, found.line) == (__file__, line_of(Model.forward, "torch.log"))
+    assert (found.compiled.region, found.compiled.replay, found.compiled.obstacle) == ("forward", "traced", None)
+
+
+def test_a_value_is_named_when_it_is_read(machine, device):
+    _, loss = loss_of(device)
+    with torchnan.detect(action="log") as watch:
+        loss(1.0).item()
+        loss(0.0).item()
+        assert watch.stats()["internal_errors"] == 0
+        again = machine.count(lambda: loss(1.0))
+    assert_names_the_logarithm(watch.first)
+    assert len(errors(watch)) == 1
+    assert again == (0, 0)  # a region whose call was replayed is not followed
+
+
+def test_an_error_names_the_operation(device):
+    _, loss = loss_of(device)
+    with pytest.raises(torchnan.NonFiniteError) as raised, torchnan.detect():
+        loss(0.0).item()
+    assert_names_the_logarithm(raised.value.finding)
+
+
+def test_a_value_has_the_step_of_its_call(machine, device):
+    _, loss = loss_of(device)
+    with torchnan.detect(action="log") as watch:
+        for step, factor in ((1, 1.0), (2, 0.0), (3, 1.0)):
+            watch.mark_step(step)
+            bad = loss(factor) if factor == 0 else bad if step > 1 else None
+        bad.item()
+    assert_names_the_logarithm(watch.first)
+    assert (watch.first.step, watch.first.harm.kind) == (2, "read")
+
+
+def test_a_value_is_named_at_the_end_of_a_detection(device):
+    _, loss = loss_of(device)
+    with torchnan.detect(action="log") as watch:
+        kept = loss(0.0)
+    assert_names_the_logarithm(watch.first)
+    assert watch.first.harm.kind == "alive"
+    del kept
+
+
+def test_a_value_is_named_from_inside_a_backward_pass(machine, device):
+    _, loss = loss_of(device)
+    x = torch.ones(4).to(device).requires_grad_()
+
+    def on_gradient(gradient):
+        machine.synchronize()  # raises the alarm
+        return gradient * 2
+
+    with torchnan.detect(action="log") as watch:
+        bad = loss(0.0)
+        y = x * 3
+        y.register_hook(on_gradient)
+        y.sum().backward()
+        bad.item()
+    assert_names_the_logarithm(watch.first)
+
+
+def test_results_that_are_gone_are_named(device):
+    compiled = torch.compile(lambda x: (torch.log(x), x + 1))
+    with torchnan.detect(action="log") as watch:
+        logs, _ = compiled(torch.zeros(4).to(device))
+        total = logs.sum()
+        del logs
+        total.item()
+    assert (watch.first.op, watch.first.compiled.replay) == ("aten::log", "traced")
+
+
+def test_each_result_has_its_cause(device):
+    compiled = torch.compile(lambda x, y: (torch.log(x), y + 1, torch.sqrt(y)))
+    with torchnan.detect(action="log") as watch:
+        logs, _, roots = compiled(torch.zeros(4).to(device), torch.full((4,), -1.0).to(device))
+        roots.sum().item()
+        logs.sum().item()
+    assert [(f.op, f.kind) for f in errors(watch)] == [("aten::sqrt", "nan"), ("aten::log", "inf")]
+
+
+def test_a_mask_among_the_arguments_does_not_hide_a_value(device):
+    compiled = torch.compile(lambda scores, mask: torch.softmax(scores + mask, -1))
+    mask = torch.full((4,), float("-inf")).to(device)
+    with torchnan.detect(action="log") as watch:
+        compiled(torch.zeros(4).to(device), mask).sum().item()
+    assert (watch.first.op, watch.first.kind, watch.first.origin) == ("aten::_softmax", "nan", "op")
+
+
+def test_a_region_without_arguments_is_replayed(device):
+    compiled = torch.compile(lambda: torch.log(torch.zeros(4, device=device)))
+    with torchnan.detect(action="log") as watch:
+        compiled().sum().item()
+    assert (watch.first.op, watch.first.compiled.replay) == ("aten::log", "traced")
+
+
+@torch._inductor.config.patch("cpp.simdlen", 1)
+def test_a_late_replay_draws_the_random_numbers_of_the_call(device):
+    finding, total = finding_and_total(device, of_two_draws, calls=1)
+    assert (finding.op, finding.line) == ("aten::log", line_of(logarithms, "torch.log"))
+    assert finding.inputs[0].absmax == pytest.approx(total, rel=1e-5)
+
+
+def test_an_input_that_was_overwritten_is_not_used(device):
+    compiled = torch.compile(lambda x: torch.log(x))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), torchnan.detect(action="log") as watch:
+            x = torch.ones(4).to(device) - 1
+            y = compiled(x)
+            x.fill_(-1)
+            y.sum().item()
+        assert watch.first.compiled.obstacle == OVERWRITTEN
+
+
+def test_large_inputs_are_replayed_if_the_program_keeps_them(device):
+    compiled = torch.compile(lambda x: torch.log(x).sum())
+    with torchnan.detect(action="log", max_copied_bytes=4095) as watch:
+        x = torch.zeros(1024).to(device)
+        compiled(x).item()
+        compiled(torch.zeros(1024).to(device)).item()
+    assert [f.compiled.obstacle for f in errors(watch)] == [None, GONE]
+
+
+def test_inputs_are_kept_up_to_a_limit_and_not_beyond_the_detection(machine, device):
+    compiled = torch.compile(lambda x: (x + 1).sum())
+    kept = []
+
+    def alive():
+        return [i for i, reference in enumerate(kept) if reference() is not None]
+
+    with torchnan.detect(action="log", max_copied_bytes=3 * 4096):
+        for _ in range(5):
+            x = torch.zeros(1024).to(device)
+            kept.append(weakref.ref(x))
+            compiled(x)
+            del x
+        assert alive() == [2, 3, 4]
+    assert alive() == []
+
+
+def test_inputs_are_kept_for_two_steps(device):
+    compiled = torch.compile(lambda x: (x + 1).sum())
+    x = torch.zeros(4).to(device)
+    kept = weakref.ref(x)
+    with torchnan.detect(action="log") as watch:
+        compiled(x)
+        del x
+        for step in (2, 3):
+            assert kept() is not None
+            watch.mark_step(step)
+            compiled(torch.zeros(4).to(device))
+        assert kept() is None
+
+
+def test_weights_are_not_kept_alive(device):
+    model = torch.nn.Linear(4, 4).to(device)
+    weight = weakref.ref(model.weight)
+    with torchnan.detect(action="log"):
+        torch.compile(model)(torch.ones(2, 4).to(device))
+        del model
+        torch._dynamo.reset()
+        gc.collect()
+        assert weight() is None
+
+
 # -- the call after a report
 
 
+@torch.compile
+def _overwriting(x):
+    x.log_()
+    return x.sum()
+
+
 def logarithm(device):
-    """Returns a compiled function, an argument that it makes infinite, and one of which it does not."""
-    return torch.compile(lambda x: torch.log(x).sum()), torch.zeros(4).to(device), torch.ones(4).to(device)
+    """Returns a compiled function that overwrites its argument, and calls of it with and without an infinite result."""
+    zeros, ones = torch.zeros(4).to(device), torch.ones(4).to(device)
+    return lambda: _overwriting(zeros.clone()), lambda: _overwriting(ones.clone())
 
 
 def test_a_value_that_recurs_is_named_one_step_later(machine, device):
@@ -183,7 +373,7 @@ def test_a_value_that_recurs_is_named_one_step_later(machine, device):
         step(factor=0.0)
         assert watch.stats()["internal_errors"] == 0
     first, second = errors(watch)[0], errors(watch)[-1]
-    assert (first.origin, first.compiled.obstacle) == ("compiled", GONE)
+    assert (first.origin, first.compiled.obstacle) == ("compiled", OVERWRITTEN)
     assert (second.origin, second.op, second.kind, second.step) == ("op", "aten::log", "inf", 2)
     assert (second.file, second.line) == (__file__, line_of(Model.forward, "torch.log"))
     assert (second.compiled.region, second.compiled.replay, second.compiled.obstacle) == ("forward", "traced", None)
@@ -218,11 +408,11 @@ def test_a_replay_names_the_module(device):
 def test_a_gradient_that_recurs_is_named_one_step_later(device):
     @torch.compile
     def root(x):
-        return torch.sqrt(x).sum()
+        return torch.sqrt(x)
 
     def run():
         x = torch.zeros(4).to(device).requires_grad_()
-        (root(x) * 0).backward()
+        root(x).backward(torch.zeros(4).to(device))
         x.grad.sum().item()
 
     with torchnan.detect(action="log") as watch:
@@ -267,44 +457,46 @@ def test_no_more_is_copied_than_may_be(machine, device):
 
 def test_an_argument_of_a_replayed_call_keeps_its_origin(device):
     @torch.compile
-    def root(x):
+    def root(x, y):
+        y.add_(1)
         return torch.sqrt(x).sum()
 
+    y = torch.ones(4).to(device)
     with torchnan.detect(action="log") as watch:
-        root(torch.full((4,), -1.0).to(device)).item()
-        root(torch.zeros(4).to(device) / 0).item()
+        root(torch.full((4,), -1.0).to(device), y).item()
+        root(torch.zeros(4).to(device) / 0, y).item()
     found = [(f.origin, f.op) for f in errors(watch)]
     assert found == [("compiled", "inductor::compiled_region"), ("op", "aten::div")]
 
 
 def test_only_the_call_after_a_report_waits(machine, device):
-    compiled, bad, good = logarithm(device)
-    compiled(good)
+    bad, good = logarithm(device)
+    good()
     with torchnan.detect(action="log"):
-        compiled(good)
-        waits = machine.count(lambda: compiled(bad))
+        good()
+        waits = machine.count(bad)
         assert waits == (0, 0) or device.type == "cuda"  # which may raise the alarm meanwhile
-        compiled(bad).item()
-        assert machine.count(lambda: compiled(good))[0] > 0
-        assert machine.count(lambda: compiled(good)) == (0, 0)
+        bad().item()
+        assert machine.count(good)[0] > 0
+        assert machine.count(good) == (0, 0)
 
 
 def test_a_region_that_is_always_bad_is_waited_for_a_limited_number_of_times(machine, device):
-    compiled, bad, _ = logarithm(device)
+    bad, _ = logarithm(device)
     with torchnan.detect(action="log"):
-        compiled(bad).item()
-        waits = [machine.count(lambda: compiled(bad))[0] for _ in range(34)]
+        bad().item()
+        waits = [machine.count(bad)[0] for _ in range(34)]
     assert [count > 0 for count in waits] == [True] * 32 + [False] * 2
 
 
 def test_a_report_concerns_its_session_alone(machine, device):
-    compiled, bad, good = logarithm(device)
+    bad, good = logarithm(device)
     with torchnan.detect(action="log") as before:
-        compiled(bad).item()
+        bad().item()
     assert before.first.compiled.obstacle == GONE
     with torchnan.detect(action="log") as watch:
-        assert machine.count(lambda: compiled(good)) == (0, 0)
-        compiled(bad).item()
+        assert machine.count(good) == (0, 0)
+        bad().item()
     assert watch.first.compiled.obstacle == GONE
 
 
@@ -343,11 +535,11 @@ def logarithms(x, total):
     return torch.log(x * total), total
 
 
-def finding_and_total(device, function):
-    """Returns the finding of a call that is replayed, and the total that the call has returned."""
+def finding_and_total(device, function, calls=2):
+    """Returns the finding of the last call, which is replayed, and the total that it has returned."""
     compiled, x = torch.compile(function), (torch.arange(4096) > 0).float().to(device)
     with torchnan.detect(action="log") as watch:
-        for _ in range(2):
+        for _ in range(calls):
             torch.manual_seed(3)
             logs, total = compiled(x)
             logs.sum().item()

@@ -13,7 +13,11 @@ NAME = os.environ.get("TEST_DEVICE", "lagging")
 
 
 def run(case, zoo):
-    why = why_not(case)
+    return run_there(case, zoo, go_there)
+
+
+def run_there(case, zoo, go_there):
+    why = why_not(case, go_there)
     if why:
         return [{"level": "note", "why": why}]
     go_there()
@@ -24,14 +28,17 @@ def run(case, zoo):
 
 
 def go_there():
+    """Makes the device the default one. Returns the simulated one; nothing for a GPU."""
+    machine = None
     if NAME == "lagging":
         from tests.devices.lagging import Lagging
 
-        Lagging()
+        machine = Lagging()
     torch.set_default_device(f"{NAME}:0")
+    return machine
 
 
-def why_not(case):
+def why_not(case, go_there):
     """In a separate process: a GPU can be used only in a process whose parent has not used one."""
     end, other_end = os.pipe()
     child = os.fork()

@@ -42,7 +42,8 @@ def _recording(compile_graph: Callable[..., Any], is_region: Callable[[Any], boo
                     compiled_autograd.keep_modules(copy, site.file)
                 site = stack.site_of(copy, site, is_backward_pass)
                 sources = called_modules.sources_of(model_), called_modules.gradient_of_optimizer(model_)
-                kept = functools.partial(_checked, copy, graph.tensors_of(model_), sources, site, arguments)
+                device = graph.device_of_results(model_)
+                kept = functools.partial(_checked, copy, graph.tensors_of(model_), sources, device, site, arguments)
         compiled = compile_graph(self, model_, inputs_, *args, **options)
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
             return compiled
@@ -65,6 +66,7 @@ def _checked(
     graph: Any,
     tensors: dict[str, torch.Tensor],
     sources: tuple[list[Any], Any],
+    device: str,
     site: Any,
     arguments: int,
     compiled: types.FunctionType,
@@ -74,8 +76,9 @@ def _checked(
 
     overwritten = torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
     weights, gradient = sources
+    modules = called_modules.modules_of(graph)
     traced = Traced(
-        graph, tensors, called_modules.modules_of(graph), overwritten, weights=weights, optimizer_gradient=gradient
+        graph, tensors, modules, overwritten, weights=weights, optimizer_gradient=gradient, device=device
     )
     call = Region(traced, compiled, site).checked()  # Dynamo needs a function
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}

@@ -54,6 +54,14 @@ def tensors_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     return {**dict(parameters(remove_duplicate=False)), **dict(buffers(remove_duplicate=False))}
 
 
+def device_of_results(module: fx.GraphModule) -> str:
+    """Returns the device of a graph's results, the first one that is not the host; empty if there is none."""
+    nodes = as_list(module.graph.output_node().args[0])
+    values = (node.meta.get("example_value") for node in nodes if isinstance(node, fx.Node))
+    devices = (value.device for value in values if isinstance(value, torch.Tensor) and not value.is_cpu)
+    return str(next(devices, ""))
+
+
 def has_collectives(module: fx.GraphModule) -> bool:
     """Whether running a graph waits for other ranks: a replay on one rank alone would wait forever."""
     graphs = (m.graph for m in module.modules() if isinstance(m, fx.GraphModule))

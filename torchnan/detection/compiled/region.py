@@ -48,6 +48,7 @@ class Traced:
         has_kernels: whether the kernels of the generated code can be observed.
         weights: the parameters and buffers among the arguments, as far as their sources are known.
         optimizer_gradient: one of the gradients of an optimizer step; ``None`` if it is not such a step.
+        device: of its results, if that is not the host; else empty.
     """
 
     graph: fx.GraphModule
@@ -57,6 +58,7 @@ class Traced:
     has_kernels: bool = True
     weights: Sequence[Source] = ()
     optimizer_gradient: Gradient | None = None
+    device: str = ""
 
 
 class Region:
@@ -87,10 +89,12 @@ class Region:
             parts=plain_parts,
             is_distributed=shards.is_sharded,
             has_collectives=graph is not None and has_collectives(graph),
+            device="" if traced is None else traced.device,
             compared=[] if graph is None else compared_inputs(graph, list(tensors)),
             unwritten=list(self.unwritten),
             note_unwritten=_weakly(self, Region._note_unwritten),
             follow=_weakly(self, _check_in_backward),
+            explain_late=_weakly(self, Region._explain_late),
         )
         self._allocations: dict[int, list[int]] = {}  # by the stack of a call, those of what `unwritten` has
         self._known: weakref.WeakKeyDictionary[Any, Explanations] = weakref.WeakKeyDictionary()  # by session
@@ -138,8 +142,7 @@ class Region:
     def explain_gradients(self, call: Any, bad: Bad, gradients: Sequence[Any], tangents: Sequence[Any]) -> None:
         """Finds the provenance of the non-finite gradients of a call."""
         with contained("following a compiled region into its backward pass"):
-            pairs = [(i, tangents[number]) for i, number in call.outputs if tangents[number] is not None]
-            self._explain(call, bad, gradients, pairs)
+            self._explain(call, bad, gradients, _tangents(call, tangents))
 
     def _values_of_error(self, call: Any, error: BaseException) -> list[torch.Tensor]:
         """Returns the non-finite values that an error of a call may be about, with their provenance."""
@@ -153,7 +156,28 @@ class Region:
                 return replay.find_before_error(self._recorded(call))
         return []
 
+    def _explain_late(
+        self, call: Any, bad: Bad, values: Sequence[Any], gradients: list[torch.Tensor | None] | None
+    ) -> dict[int, Any]:
+        """Returns the provenance of values that a device has found non-finite after the call, by index.
+
+        Args:
+            call: the call, which was kept.
+            bad: as for an explanation at the border.
+            values: the results, or the gradients; ``None`` for those that do not exist any more.
+            gradients: those that the backward pass was given, if it made the values.
+        """
+        with contained("following a compiled region on a device"):
+            return self._provenances(call, bad, values, None if gradients is None else _tangents(call, gradients))
+        return {}
+
     def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
+        for i, provenance in self._provenances(call, bad, values, tangents).items():
+            _set_provenance(values[i], provenance)
+
+    def _provenances(
+        self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None
+    ) -> dict[int, Any]:
         session = _C.current_session()
         assert session is not None  # else nothing is checked
         explanations = self._known.setdefault(session, Explanations())
@@ -162,10 +186,9 @@ class Region:
             found = {i: provenance.with_origins_of_forward_pass(call.provenances) for i, provenance in found.items()}
         if explanation is not None:
             explanation.latest = found
-        for i, provenance in found.items():
-            _set_provenance(values[i], provenance)
         if tangents is None:
             call.provenances = tuple(found.values())
+        return found
 
     def _find(
         self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None, explanations: Explanations
@@ -251,7 +274,7 @@ class Region:
         if self._probe is None:
             self._probe = Probe(self.traced.graph, list(self.traced.tensors))
         weights, count = self.traced.weights, len(self.traced.tensors)
-        stream = _stream_of(call.arguments)
+        stream = torch.accelerator.current_stream(call.device) if call.device else None
         return replay.RecordedCall(
             graph=self.traced.graph,
             compiled=self.compiled if self.traced.has_kernels and stream is None else None,
@@ -272,27 +295,27 @@ class Region:
             is_inside_node=call.is_inside_node,
             enter_node=call.enter_node,
             stack=call.stack,
+            stack_of_pass=call.stack_of_pass,
+            step=call.step,
             boxed=call.boxed,
             region=self.site,
         )
 
 
-def _stream_of(arguments: Sequence[Any]) -> torch.Stream | None:
-    """Returns the current stream of the device that holds some of the arguments; ``None`` if all are on the host."""
-    devices = (value.device for value in arguments if isinstance(value, torch.Tensor) and not value.is_cpu)
-    device = next(devices, None)
-    return None if device is None else torch.accelerator.current_stream(device)
-
-
-def _weakly(region: Region, call: Callable[[Region, Any], None]) -> Callable[[Any], None]:
+def _weakly(region: Region, call: Callable[..., Any]) -> Callable[..., Any]:
     reference = weakref.ref(region)  # the core holds the called object, invisible to the garbage collector
 
-    def call_of_alive(given: Any) -> None:
+    def call_of_alive(*given: Any) -> Any:
         alive = reference()
-        if alive is not None:
-            call(alive, given)
+        return None if alive is None else call(alive, *given)
 
     return call_of_alive
+
+
+def _tangents(call: Any, gradients: Sequence[torch.Tensor | None]) -> replay.Tangents:
+    """Returns the gradients of the results of a call that its backward pass was given."""
+    given = ((i, gradients[number]) for i, number in call.outputs)
+    return [(i, gradient) for i, gradient in given if gradient is not None]
 
 
 def _check_in_backward(region: Region, node: Any) -> None:

@@ -63,6 +63,8 @@ class RecordedCall:
         is_inside_node: whether a node of a backward pass made the call.
         enter_node: makes that node the one that this thread runs.
         stack: id of the stack that it was made on.
+        stack_of_pass: of that on which its backward pass ran; 0 if it is the current one.
+        step: of the training in which it was made; 0 if it is the current one.
         boxed: how many of the arguments came in a list, which the region empties.
         region: the function that was compiled.
     """
@@ -86,6 +88,8 @@ class RecordedCall:
     is_inside_node: bool
     enter_node: Callable[[], None]
     stack: int
+    stack_of_pass: int
+    step: int
     boxed: int
     region: Line
 
@@ -148,12 +152,13 @@ def find(
     Args:
         call: the call.
         bad: the bits of the kinds of the non-finite results, by index.
-        values: the graph's outputs followed by the arguments it wrote; empty if the results are gradients.
+        values: the graph's outputs followed by the arguments it wrote, ``None`` for one that does not exist any more;
+            empty if the results are gradients.
         tangents: gradients of the outputs, if the results are gradients.
         evidence: about the causes.
     """
     session = _C.current_session()
-    passing = calling_stack(_C.stack_frames(_C.capture_stack()))
+    passing = calling_stack(_C.stack_frames(call.stack_of_pass or _C.capture_stack()))
     frame = sys._getframe() if tangents is None else None
     modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, frame)
     one = _Replay(call, bad, tangents, session, passing, modules, values)
@@ -366,7 +371,7 @@ class _Replay:
         region = self.call.region
         place = (region.function, region.file, region.line)
         is_backward, replays_gradients = self.call.boxed > 0, self.tangents is not None
-        _C.begin_replay(*place, way, bad_kernels, is_backward, replays_gradients)
+        _C.begin_replay(*place, way, bad_kernels, is_backward, replays_gradients, self.call.step)
         _C.enter_session(self.session)
         self.call.enter_node()
         try:
@@ -665,7 +670,9 @@ def _is_same_where_finite(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _covers(replayed: Any, value: Any) -> bool:
-    """Whether all non-finite elements of a value are in its replay, too."""
+    """Whether all non-finite elements of a value are in its replay, too; of a value that is gone, none are known."""
+    if value is None:
+        return True
     pairs = zip(plain_parts(replayed), plain_parts(value), strict=True)
     return all(not bool((~torch.isfinite(now) & torch.isfinite(then)).any()) for then, now in pairs)
 

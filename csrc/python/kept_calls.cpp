@@ -1,0 +1,96 @@
+#include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
+
+#include "python/kept_calls.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "api/session_lifetime.h"
+#include "detection/error_containment.h"
+#include "detection/thread_state.h"
+#include "device/session_number.h"
+#include "origin/late_replay.h"
+#include "python/call_python.h"
+#include "python/compiled_regions.h"
+#include "python/region_call.h"
+
+namespace torchnan {
+namespace {
+
+constexpr size_t kMaxCalls = 256;
+
+struct KeptCall {
+  std::shared_ptr<RegionCall> call;
+  SessionNumber session;
+  int64_t step;
+};
+std::deque<KeptCall>& kept = *new std::deque<KeptCall>;  // guarded by the GIL; never destroyed: Python ends before
+
+void forget_first() {
+  const auto call = std::move(kept.front().call);
+  kept.pop_front();
+  call->forget();
+}
+
+// Makes a session the current one of this thread, for a while.
+class Inside {
+ public:
+  explicit Inside(std::shared_ptr<DetectionSession> session) {
+    if (ThreadState::current().shared_session() == session) return;
+    enter_session(session);
+    entered_ = std::move(session);
+  }
+  ~Inside() {
+    if (entered_ != nullptr) leave_session(entered_);
+  }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  std::shared_ptr<DetectionSession> entered_;
+};
+
+// A replay replays no other call, and a thread cannot wait for Python at its end.
+LateReplay replay_kept_call(DetectionSession& session, uint64_t event, KindsOfEvent kinds_of) {
+  LateReplay replay;
+  if (is_replaying() || is_python_ending()) return replay;
+  run_contained(session, "replaying a compiled region", [&] {
+    with_gil([&] {
+      const SessionNumber number(session);
+      const auto of_event = [&](const KeptCall& one) { return one.session == number && one.call->has_result(event); };
+      const auto found = std::find_if(kept.begin(), kept.end(), of_event);
+      if (found == kept.end()) return;
+      const std::shared_ptr<RegionCall> call = found->call;
+      const Inside inside(session.shared_from_this());
+      replay = call->replay_late(event, kinds_of);
+    });
+  });
+  return replay;
+}
+
+}  // namespace
+
+void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
+  const int64_t step = session.step();
+  const int64_t max_bytes = session.options().max_copied_bytes;
+  int64_t bytes = call->bytes_kept();
+  for (const KeptCall& one : kept) bytes += one.call->bytes_kept();
+  while (!kept.empty() && (kept.size() == kMaxCalls || bytes > max_bytes || kept.front().step < step - 1)) {
+    bytes -= kept.front().call->bytes_kept();
+    forget_first();
+  }
+  kept.push_back({std::move(call), SessionNumber(session), step});
+}
+
+void forget_kept_calls(DetectionSession& session) {
+  const SessionNumber number(session);
+  std::deque<KeptCall> others, its;
+  for (KeptCall& one : kept) (one.session == number ? its : others).push_back(std::move(one));
+  kept.swap(others);
+  for (const KeptCall& one : its) one.call->forget();  // which may run code of the program
+}
+
+void install_late_replays() { set_late_replayer(&replay_kept_call); }
+
+}  // namespace torchnan

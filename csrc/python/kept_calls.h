@@ -1,0 +1,25 @@
+// The last calls of compiled regions on devices. A device reports later than the call returns: then it is replayed.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "detection/session.h"
+
+namespace torchnan {
+
+class RegionCall;
+
+// Keeps a call, and forgets the oldest ones: of earlier steps than the last, or if the inputs that are kept alive for
+// all of them exceed the session's max_copied_bytes. The functions need the GIL.
+void keep(std::shared_ptr<RegionCall> call, DetectionSession& session);
+
+// Forgets the calls of a session.
+void forget_kept_calls(DetectionSession& session);
+
+// Lets devices replay the kept calls.
+void install_late_replays();
+
+}  // namespace torchnan

@@ -1,0 +1,22 @@
+"""torchnan on the programs of the zoo, compiled by Inductor for a device. Notes as in zoo_adapter.py."""
+
+from __future__ import annotations
+
+import torch
+import torch._inductor.compile_fx  # noqa: F401 - before the scorer forks
+
+from tests.devices import zoo_adapter
+from tests.zoo.compiled_adapter import compiled
+
+def run(case, zoo):
+    return zoo_adapter.run_there(compiled(case, zoo), zoo, go_there)
+
+
+def go_there():
+    machine = zoo_adapter.go_there()
+    if machine is not None:
+        from tests.devices.compiler import register
+
+        register(machine)
+        torch._inductor.config.cpp.simdlen = 1  # vectorized kernels draw no random numbers there
+    torch._dynamo.reset()
