@@ -11,6 +11,7 @@
 #include <c10/core/StorageImpl.h>
 
 #include <torchnan/bounds.h>
+#include <torchnan/export.h>
 #include <torchnan/finding.h>
 
 #include "scan/nonfinite_kinds.h"
@@ -42,7 +43,7 @@ struct TensorFacts {
 
 // A tensor at the time of the event; does not keep its memory alive. Copies only as many sizes as there are, because
 // one is made for every event.
-class TensorSnapshot : public TensorFacts {
+class TORCHNAN_API TensorSnapshot : public TensorFacts {
  public:
   static constexpr size_t kMaxDims = 8;  // the shape of a tensor with more is not kept
 

@@ -219,6 +219,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("device_random_states_after", &RegionCall::device_random_states_after)
       .def_property_readonly("copied_indices", &RegionCall::copied_indices)
       .def_property_readonly("outputs", &RegionCall::outputs)
+      .def_property_readonly("ids", &RegionCall::ids)
       .def_property_readonly("device", &RegionCall::device)
       .def_property_readonly("obstacle", &RegionCall::obstacle)
       .def_property_readonly("modes", &RegionCall::modes)

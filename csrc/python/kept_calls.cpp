@@ -74,13 +74,18 @@ LateReplay replay_kept_call(DetectionSession& session, uint64_t event, KindsOfEv
 void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
   const int64_t step = session.step();
   const int64_t max_bytes = session.options().max_copied_bytes;
-  int64_t bytes = call->bytes_kept();
-  for (const KeptCall& one : kept) bytes += one.call->bytes_kept();
+  int64_t bytes = call->bytes_kept() + bytes_of_kept_calls();
   while (!kept.empty() && (kept.size() == kMaxCalls || bytes > max_bytes || kept.front().step < step - 1)) {
     bytes -= kept.front().call->bytes_kept();
     forget_first();
   }
   kept.push_back({std::move(call), SessionNumber(session), step});
+}
+
+int64_t bytes_of_kept_calls() {
+  int64_t bytes = 0;
+  for (const KeptCall& one : kept) bytes += one.call->bytes_kept();
+  return bytes;
 }
 
 void forget_kept_calls(DetectionSession& session) {

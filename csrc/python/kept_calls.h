@@ -16,6 +16,9 @@ class RegionCall;
 // all of them exceed the session's max_copied_bytes. The functions need the GIL.
 void keep(std::shared_ptr<RegionCall> call, DetectionSession& session);
 
+// Returns the bytes that all of them keep alive.
+int64_t bytes_of_kept_calls();
+
 // Forgets the calls of a session.
 void forget_kept_calls(DetectionSession& session);
 

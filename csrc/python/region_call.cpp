@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -46,6 +47,18 @@ bool is_subclass(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
 
+// Whether a tensor consists of its memory, shape and dtype.
+bool is_rebuildable(const at::Tensor& tensor) {
+  const bool is_plain = !is_subclass(tensor) && tensor.layout() == c10::kStrided && tensor.has_storage();
+  return is_plain && tensor.dim() <= int64_t{TensorSnapshot::kMaxDims} && tensor.storage().data() != nullptr;
+}
+
+// Whether another node of the backward pass may add to a gradient that this one is given, in place. That node refers to
+// it, too, and adds in place only to dense tensors (InputBuffer::accumulate() of PyTorch).
+bool may_be_added_to(const at::Tensor& gradient) {
+  return gradient.is_non_overlapping_and_dense() && (gradient.use_count() > 1 || gradient.storage().use_count() > 1);
+}
+
 bool is_same_state(const at::Tensor& one, const at::Tensor& other) {
   return std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
 }
@@ -83,19 +96,12 @@ bool contains(const std::vector<size_t>& indices, size_t i) {
   return std::find(indices.begin(), indices.end(), i) != indices.end();
 }
 
-int64_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? -1 : static_cast<int64_t>(tensor._version());
-}
-
 int64_t version_of(const py::object& argument) {
   const at::Tensor* tensor = tensor_in(argument);
-  return tensor == nullptr ? -1 : version_of(*tensor);
+  return tensor == nullptr || tensor->is_inference() ? -1 : static_cast<int64_t>(tensor->_version());
 }
 
-// Returns the last event on a device that wrote a tensor, or has found values there that it did not see written.
-EventNumber last_write(const at::Tensor& tensor) {
-  return tensor.has_storage() ? Devices::Lock(devices()).journal().last_event(tensor) : 0;
-}
+EventNumber last_write(const at::Tensor& tensor) { return Devices::Lock(devices()).journal().last_event(tensor); }
 
 // Returns the tensor that an event has written; undefined if it does not exist any more.
 at::Tensor live_tensor(EventNumber number) {
@@ -265,7 +271,10 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
   BadValues bad;
   run_contained(*session, "checking the gradients of a compiled region", [&] {
     bad = check_all(items_of(gradients), *session, given_backward_, {}, backward_);
-    if (is_kept_) backward_.stack = StackTable::instance().current_stack_id();
+    if (is_kept_) {
+      release_gradients(items_of(gradients));
+      backward_.stack = StackTable::instance().current_stack_id();
+    }
     border_->finite_passes += bad.empty();
     if (bad.empty() || !obstacle_.empty()) return;
     if (is_released_) {
@@ -302,9 +311,7 @@ void RegionCall::forget() {
 
 py::list RegionCall::arguments() const {
   py::list list = list_of(arguments_);
-  for (const KeptTensor& one : kept_) {
-    if (auto alive = one.tensor.lock()) list[one.argument] = py::cast(at::Tensor(std::move(alive)));
-  }
+  for (const KeptTensor& one : kept_) list[one.argument] = py::cast(one.lock());
   return list;
 }
 
@@ -363,6 +370,7 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
   obstacle_ = border_->facts.obstacle;
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
+  for (const py::object& argument : arguments_) ids_.push_back(reinterpret_cast<uintptr_t>(argument.ptr()));
   if (device_) record_on_devices(arguments_, on_devices_);
   if (!device_) device_ = border_->device;
   record_mutated(options.max_copied_bytes);
@@ -390,30 +398,52 @@ bool RegionCall::is_marked() const {
 // that the values in it can be freed. The graph's own tensors would be kept alive with the region.
 bool RegionCall::may_be_kept() const {
   const bool has_arguments_alone = border_->own.empty() && border_->mutated.empty() && boxed_ == 0;
-  return has_arguments_alone && !has_collectives_ && !has_subclass_ && !devices().is_capturing();
+  return has_arguments_alone && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
 }
 
-// Keeps small arguments alive. Others, and weights, exist as long as the program keeps them; their versions tell
-// whether they have changed since.
+RegionCall::KeptTensor::KeptTensor(const at::Tensor& of, size_t index)
+    : argument(index),
+      tensor(of.storage().getWeakStorageImpl(), TensorSnapshot(of)),
+      writes(of.unsafeGetTensorImpl()->version_counter()),
+      requires_grad(of.requires_grad()) {
+  if (writes.enabled()) {
+    version = writes.current_version();
+  } else {
+    last_event = last_write(of);
+  }
+}
+
+at::Tensor RegionCall::KeptTensor::lock() const {
+  at::Tensor alive = tensor.lock();
+  if (alive.defined() && requires_grad) alive.set_requires_grad(true);
+  return alive;
+}
+
+bool RegionCall::KeptTensor::is_unchanged() const {
+  return writes.enabled() ? writes.current_version() == version : last_write(tensor.lock()) == last_event;
+}
+
+// Keeps the memory of small arguments. That of others, and of weights, exists as long as the program keeps it.
 void RegionCall::keep_arguments(int64_t max_bytes) {
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const at::Tensor* const tensor = tensor_in(arguments_[i]);
     if (tensor == nullptr) continue;
-    kept_.push_back({i, WeakTensorImpl(tensor->getIntrusivePtr()), version_of(*tensor), last_write(*tensor)});
+    KeptTensor& kept = kept_.emplace_back(*tensor, i);
     const bool is_weight = tensor->is_leaf() && tensor->requires_grad();
     const int64_t bytes = bytes_kept_ + static_cast<int64_t>(tensor->storage().nbytes());
-    if (is_weight || bytes > max_bytes) {
-      arguments_[i] = py::none();
-    } else {
-      bytes_kept_ = bytes;
-    }
+    arguments_[i] = py::none();
+    if (is_weight || bytes > max_bytes) continue;
+    kept.held = tensor->storage();
+    bytes_kept_ = bytes;
   }
 }
 
-// Keeps the gradients of losses. Autograd adds to other gradients in place, if nobody else holds their memory. The
-// copies share the memory and the version.
+// Keeps the memory of the gradients that a backward pass is given, unless autograd may add something there in place,
+// which it does if nobody else holds the memory.
 void RegionCall::keep_gradients(const py::tuple& args) {
   gradients_.clear();
+  const auto session = ThreadState::current().shared_session();
+  int64_t room = session == nullptr ? 0 : session->options().max_copied_bytes - bytes_of_kept_calls();
   const bool is_list = args.size() == 2 && PyList_CheckExact(py::object(args[1]).ptr());
   const auto given = is_list ? py::sequence(args[1]) : py::sequence(args[py::slice(1, args.size(), 1)]);
   for (const py::handle value : given) {
@@ -422,10 +452,28 @@ void RegionCall::keep_gradients(const py::tuple& args) {
       gradients_.emplace_back();
       continue;
     }
-    if (tensor->numel() != 1) return gradients_.clear();
+    room -= static_cast<int64_t>(tensor->storage().nbytes());
+    if (room < 0 || !is_rebuildable(*tensor) || may_be_added_to(*tensor)) return gradients_.clear();
     const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
     gradients_.emplace_back(impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change()));
   }
+}
+
+// A gradient that the pass hands on may be added to from then on.
+void RegionCall::release_gradients(const Objects& returned) {
+  const bool is_handed_on = std::any_of(returned.begin(), returned.end(), [this](const py::object& value) {
+    const at::Tensor* const tensor = tensor_in(value);
+    return tensor != nullptr && std::any_of(gradients_.begin(), gradients_.end(), [&](const at::Tensor& given) {
+             return given.defined() && given.is_alias_of(*tensor);
+           });
+  });
+  if (is_handed_on) gradients_.clear();
+}
+
+int64_t RegionCall::bytes_kept() const {
+  return std::accumulate(gradients_.begin(), gradients_.end(), bytes_kept_, [](int64_t sum, const at::Tensor& given) {
+    return sum + (given.defined() ? static_cast<int64_t>(given.storage().nbytes()) : 0);
+  });
 }
 
 void RegionCall::LateResults::record(const std::vector<RegionResult>& parts) {
@@ -461,11 +509,8 @@ LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
 std::string RegionCall::obstacle_to_late_replay(const LateResults& results) const {
   if (&results == &backward_ && gradients_.empty()) return kGoneInputs;
   for (const KeptTensor& one : kept_) {
-    const at::Tensor tensor(one.tensor.lock());
-    if (!tensor.defined()) return kGoneInputs;
-    const bool is_same =
-        tensor.is_inference() ? last_write(tensor) == one.last_write : version_of(tensor) == one.version;
-    if (!is_same) return kOverwrittenInputs;
+    if (!one.lock().defined()) return kGoneInputs;
+    if (!one.is_unchanged()) return kOverwrittenInputs;
   }
   return "";
 }
@@ -493,7 +538,7 @@ void RegionCall::record_argument(size_t index) {
   const at::Tensor* tensor = tensor_in(argument);
   if (tensor == nullptr) return;
   if (!tensor->is_cpu() && !device_) device_ = tensor->device();
-  has_subclass_ = has_subclass_ || is_subclass(*tensor);
+  has_other_tensors_ = has_other_tensors_ || !is_rebuildable(*tensor);
   if (!has_collectives_ && is_subclass(*tensor)) has_collectives_ = border_->is_distributed(argument).cast<bool>();
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
 }

@@ -14,7 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include "api/region_border.h"
@@ -22,6 +22,7 @@
 #include "detection/session.h"
 #include "detection/thread_state.h"
 #include "device/device_check.h"
+#include "device/journal.h"
 #include "device/region_mark.h"
 #include "intercept/received_values.h"
 #include "origin/late_replay.h"
@@ -137,8 +138,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   // Whether the call or its backward pass has a result with this event.
   bool has_result(uint64_t event) const;
 
-  // Returns the bytes of the inputs that are kept alive after the call.
-  int64_t bytes_kept() const { return bytes_kept_; }
+  // Returns the bytes that are kept alive after the call.
+  int64_t bytes_kept() const;
 
   // Finds the provenance of a result of a kept call.
   LateReplay replay_late(uint64_t event, KindsOfEvent kinds_of);
@@ -154,6 +155,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::dict device_random_states_after() const;  // those of devices after it; empty if it draws nothing
   const std::vector<size_t>& copied_indices() const { return copied_indices_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
+  const std::vector<uintptr_t>& ids() const { return ids_; }
   std::string device() const { return device_ ? device_->str() : ""; }
   const std::string& obstacle() const { return obstacle_; }
   const Modes& modes() const { return modes_; }
@@ -169,14 +171,21 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
  private:
   using Objects = c10::SmallVector<pybind11::object, 16>;
 
-  using WeakTensorImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-
-  // A tensor among the arguments of a kept call, as it was at the end of the call.
+  // A tensor among the arguments of a kept call, as it was at the end of the call. Keeps no tensor: that would keep its
+  // autograd graph, and torch.utils.swap_tensors() would fail.
   struct KeptTensor {
+    KeptTensor(const at::Tensor& tensor, size_t argument);
+
+    bool is_unchanged() const;
+    at::Tensor lock() const;  // undefined if its memory is gone
+
     size_t argument;
-    WeakTensorImpl tensor;
-    int64_t version;
-    uint64_t last_write;  // the event, on a device
+    WeakTensor tensor;
+    c10::Storage held;            // if it is small
+    c10::VariableVersion writes;  // counts them; not in inference mode
+    uint32_t version = 0;
+    uint64_t last_event = 0;  // that wrote it, in inference mode
+    bool requires_grad;
   };
 
   // What a kept call, or its backward pass, has returned.
@@ -209,6 +218,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   bool may_be_kept() const;
   void keep_arguments(int64_t max_bytes);
   void keep_gradients(const pybind11::tuple& args);
+  void release_gradients(const Objects& returned);
   std::string obstacle_to_late_replay(const LateResults& results) const;
   void find_late(LateResults& results, KindsOfEvent kinds_of);
   void note_randomness();
@@ -238,13 +248,14 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   size_t boxed_ = 0;         // number of arguments in a list, which the call empties
   ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
   bool has_collectives_ = false;
-  bool has_subclass_ = false;  // whether an argument is a tensor subclass
+  bool has_other_tensors_ = false;  // whether an argument is sparse, empty or of a subclass, for example
   std::optional<c10::Device> device_;      // of the first argument that is not on the host, or of the results
   bool is_followed_ = false;               // whether it waits for its results on devices, and may be replayed
   bool is_kept_ = false;                   // whether it may be replayed later
+  std::vector<uintptr_t> ids_;  // of the arguments, as Python's id()
   std::vector<KeptTensor> kept_;
   std::vector<at::Tensor> gradients_;  // of the results of a kept call, by their index at the node; empty if they are gone
-  int64_t bytes_kept_ = 0;
+  int64_t bytes_kept_ = 0;  // of the arguments
   int64_t step_ = 0;
   LateResults forward_;
   LateResults backward_;

@@ -316,7 +316,7 @@ def test_inputs_are_kept_up_to_a_limit_and_not_beyond_the_detection(machine, dev
     with torchnan.detect(action="log", max_copied_bytes=3 * 4096):
         for _ in range(5):
             x = torch.zeros(1024).to(device)
-            kept.append(weakref.ref(x))
+            kept.append(weakref.ref(x.untyped_storage()))
             compiled(x)
             del x
         assert alive() == [2, 3, 4]
@@ -326,7 +326,7 @@ def test_inputs_are_kept_up_to_a_limit_and_not_beyond_the_detection(machine, dev
 def test_inputs_are_kept_for_two_steps(device):
     compiled = torch.compile(lambda x: (x + 1).sum())
     x = torch.zeros(4).to(device)
-    kept = weakref.ref(x)
+    kept = weakref.ref(x.untyped_storage())
     with torchnan.detect(action="log") as watch:
         compiled(x)
         del x
@@ -337,9 +337,37 @@ def test_inputs_are_kept_for_two_steps(device):
         assert kept() is None
 
 
+def test_a_gradient_of_a_model_is_named_when_its_loss_is_eager(device):
+    compiled = torch.compile(lambda x: torch.sqrt(x))
+    x = torch.zeros(4).to(device).requires_grad_()
+    with torchnan.detect(action="log") as watch:
+        (compiled(x) * 0).square().mean().backward()
+        x.grad.sum().item()
+    assert facts_of(watch.first)[:3] == ("op", "aten::div", "backward")
+    assert watch.first.node == "SqrtBackward0"
+
+
+def test_arguments_can_be_swapped_after_a_call(device):
+    model = torch.nn.Linear(4, 4).to(device)
+    with torchnan.detect(action="log"):
+        torch.compile(model)(torch.ones(2, 4).to(device)).sum().item()
+        torch.utils.swap_tensors(model.weight, torch.nn.Parameter(torch.zeros(4, 4).to(device)))
+
+
+def test_the_graph_of_an_argument_is_not_kept(machine, device):
+    compiled = torch.compile(lambda x: (x + 1).sum())
+    with torchnan.detect(action="log"):
+        factor = torch.randn(4, 4).to(device)
+        x = factor * torch.randn(4, 4).to(device).requires_grad_()
+        saved = weakref.ref(factor)
+        compiled(x)
+        del x, factor
+        assert saved() is None
+
+
 def test_weights_are_not_kept_alive(device):
     model = torch.nn.Linear(4, 4).to(device)
-    weight = weakref.ref(model.weight)
+    weight = weakref.ref(model.weight.untyped_storage())
     with torchnan.detect(action="log"):
         torch.compile(model)(torch.ones(2, 4).to(device))
         del model
@@ -410,9 +438,11 @@ def test_a_gradient_that_recurs_is_named_one_step_later(device):
     def root(x):
         return torch.sqrt(x)
 
+    given = torch.zeros(4).to(device)  # autograd might add to it in place, so its memory is not kept
+
     def run():
         x = torch.zeros(4).to(device).requires_grad_()
-        root(x).backward(torch.zeros(4).to(device))
+        root(x).backward(given)
         x.grad.sum().item()
 
     with torchnan.detect(action="log") as watch:

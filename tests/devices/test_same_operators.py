@@ -150,3 +150,33 @@ def test_a_step_calls_the_same_operators_with_and_without_detection(machine, dev
     differing = difference(plain, watched)
     assert not differing, differing
     assert where == "device" or sum(size > 0 for _, size in plain) > 100
+
+
+def residual(region):
+    return lambda x: x + region(x)
+
+
+def added(region):
+    return lambda x: region(x) + region(x * 2) * 3
+
+
+@pytest.mark.parametrize("around", [residual, added])
+@pytest.mark.parametrize("body", [torch.tanh, lambda x: x + 1], ids=["tanh", "identity"])
+def test_gradients_of_compiled_regions_are_added_in_place_as_without(machine, device, compiler, around, body):
+    function = around(torch.compile(lambda x: body(x)))
+    x = torch.randn(4, 4).to(device).requires_grad_()
+
+    def step() -> None:
+        x.grad = None
+        y = function(x * 2)
+        (y * y + y).sum().backward()
+
+    def called() -> list[tuple[str, int]]:
+        step()
+        machine.synchronize()
+        return [(name, bytes_) for name, bytes_ in operators_of(step) if not name.startswith("Torch-Compiled Region")]
+
+    plain = called()
+    with torchnan.detect(action="log"):
+        watched = called()
+    assert plain == watched, difference(plain, watched)

@@ -109,7 +109,7 @@ def path_of(source: str) -> Path:
 
 def modules_of_call(
     traced: dict[str, TracedModule],
-    weights: Sequence[tuple[Path, Any]],
+    weights: Sequence[tuple[Path, int]],
     callers: Sequence[Entry],
     compiled: Line,
     frame: FrameType | None = None,
@@ -118,7 +118,7 @@ def modules_of_call(
 
     Args:
         traced: those that the region was traced in.
-        weights: the parameters and buffers that the call was given, with their paths.
+        weights: the ids of the parameters and buffers that the call was given, with their paths.
         callers: the stack on which it was called, outermost first.
         compiled: the function that was compiled.
         frame: one inside the call, while it lasts.
@@ -142,7 +142,7 @@ def modules_of_call(
 
 
 def _owners(
-    traced: dict[str, TracedModule], weights: Sequence[tuple[Path, Any]]
+    traced: dict[str, TracedModule], weights: Sequence[tuple[Path, int]]
 ) -> tuple[dict[Path, torch.nn.Module], set[Path]]:
     """Returns the modules that hold the weights of a call, and those around them, by path; and the paths of those that
     share their weights with others, so that these do not tell which of them was called."""
@@ -153,7 +153,7 @@ def _owners(
     known: dict[Path, torch.nn.Module] = {}
     shared = set()
     for path, weight in weights:
-        fitting = _fitting(holders.get((id(weight), path[-1]), ()), kinds.get(path[:-1]))
+        fitting = _fitting(holders.get((weight, path[-1]), ()), kinds.get(path[:-1]))
         if len(fitting) == 1:
             known.setdefault(path[:-1], fitting[0])
         elif fitting:

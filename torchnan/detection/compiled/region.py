@@ -280,7 +280,7 @@ class Region:
             compiled=self.compiled if self.traced.has_kernels and stream is None else None,
             graph_tensors=list(self.traced.tensors),
             modules=self.traced.modules,
-            weights=[(source.path, call.arguments[count + source.argument]) for source in weights],
+            weights=[(source.path, call.ids[count + source.argument]) for source in weights],
             probe=self._probe,
             is_random=bool(self.border.is_random),
             args=call.arguments,

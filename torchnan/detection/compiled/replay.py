@@ -48,7 +48,7 @@ class RecordedCall:
         compiled: runs the region; ``None`` if its kernels cannot be observed.
         graph_tensors: names of the tensors that belong to the graph, which come first in ``args``.
         modules: those that nodes were traced in, by their key in ``nn_module_stack``.
-        weights: the parameters and buffers that it was given, with their paths in the compiled function.
+        weights: the ids of the parameters and buffers that it was given, with their paths in the compiled function.
         probe: of the graph.
         is_random: whether the call drew random numbers.
         args: the tensors of the graph and the arguments; copies of those that the call has overwritten.
@@ -73,7 +73,7 @@ class RecordedCall:
     compiled: Callable[..., Any] | None
     graph_tensors: list[str]
     modules: dict[str, TracedModule]
-    weights: list[tuple[Path, Any]]
+    weights: list[tuple[Path, int]]
     probe: Probe
     is_random: bool
     args: list[Any]
@@ -199,10 +199,10 @@ def border(call: RecordedCall, tangents: Tangents | None) -> tuple[Hashable, Has
         tangents: as for :func:`find`.
     """
     given = tuple(kinds_in(value) for value in (*call.args, *(tangent for _, tangent in tangents or ())))
-    objects = [weight for _, weight in call.weights]
+    ids = [weight for _, weight in call.weights]
     if call.modules and tangents is None:
-        objects += [module for _, module in arguments_of(sys._getframe(), call.region)]
-    return tuple(map(id, objects)), (tangents is None, call.stack, given)
+        ids += [id(module) for _, module in arguments_of(sys._getframe(), call.region)]
+    return tuple(ids), (tangents is None, call.stack, given)
 
 
 def evidence(call: RecordedCall, tangents: Tangents | None) -> Evidence:
