@@ -54,7 +54,8 @@ void for_each_option(O& options, Visitor&& visit) {
   visit(OptionRow{"max_copied_bytes",
                   "how many bytes of arguments that a compiled region overwrites are copied before a call, so that the "
                   "call can be replayed; the same holds for values that its collectives bring. A call that needs more "
-                  "is reported at its border"},
+                  "is reported at its border. On a GPU, also how many bytes of inputs are kept after the calls of "
+                  "regions"},
         options.max_copied_bytes);
   visit(
       OptionRow{"log",

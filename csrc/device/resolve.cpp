@@ -192,9 +192,9 @@ class WindowAttribution {
   // Whether a compiled region was given nothing that explains its result, besides masks.
   static bool is_made_by_region(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
     const bool is_result = event.type == EventType::kResult && event.region != nullptr && event.region->is_border();
-    return is_result && event.given == nullptr && std::all_of(bad_inputs.begin(), bad_inputs.end(), [](const BadInput& input) {
-             return input.bad.provenance->is_intentional();
-           });
+    return is_result && event.given == nullptr &&
+           std::all_of(bad_inputs.begin(), bad_inputs.end(),
+                       [](const BadInput& input) { return input.bad.provenance->is_intentional(); });
   }
 
   NonfiniteKinds kinds_at(EventNumber number) const {

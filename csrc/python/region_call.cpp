@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <numeric>
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
@@ -32,8 +31,6 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-constexpr const char* kGoneInputs = "its inputs were gone when the device reported";
-constexpr const char* kOverwrittenInputs = "its inputs were overwritten before the device reported";
 constexpr const char* kFiniteReplay = "its replay gave finite values";
 constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
 
@@ -45,18 +42,6 @@ const at::Tensor* tensor_in(const py::handle& value) {
 
 bool is_subclass(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
-}
-
-// Whether a tensor consists of its memory, shape and dtype.
-bool is_rebuildable(const at::Tensor& tensor) {
-  const bool is_plain = !is_subclass(tensor) && tensor.layout() == c10::kStrided && tensor.has_storage();
-  return is_plain && tensor.dim() <= int64_t{TensorSnapshot::kMaxDims} && tensor.storage().data() != nullptr;
-}
-
-// Whether another node of the backward pass may add to a gradient that this one is given, in place. That node refers to
-// it, too, and adds in place only to dense tensors (InputBuffer::accumulate() of PyTorch).
-bool may_be_added_to(const at::Tensor& gradient) {
-  return gradient.is_non_overlapping_and_dense() && (gradient.use_count() > 1 || gradient.storage().use_count() > 1);
 }
 
 bool is_same_state(const at::Tensor& one, const at::Tensor& other) {
@@ -100,8 +85,6 @@ int64_t version_of(const py::object& argument) {
   const at::Tensor* tensor = tensor_in(argument);
   return tensor == nullptr || tensor->is_inference() ? -1 : static_cast<int64_t>(tensor->_version());
 }
-
-EventNumber last_write(const at::Tensor& tensor) { return Devices::Lock(devices()).journal().last_event(tensor); }
 
 // Returns the tensor that an event has written; undefined if it does not exist any more.
 at::Tensor live_tensor(EventNumber number) {
@@ -237,7 +220,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
       if (is_kept_ || !bad.empty() || is_differentiable(outputs)) note_stack();
       follow_into_backward(outputs);
       if (!is_kept_) return;
-      keep_arguments(session->options().max_copied_bytes);
+      inputs_.keep(arguments_, session->options().max_copied_bytes);
       step_ = session->step();
       keep(shared_from_this(), *session);
     });
@@ -272,7 +255,7 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
   run_contained(*session, "checking the gradients of a compiled region", [&] {
     bad = check_all(items_of(gradients), *session, given_backward_, {}, backward_);
     if (is_kept_) {
-      release_gradients(items_of(gradients));
+      inputs_.release_returned(items_of(gradients));
       backward_.stack = StackTable::instance().current_stack_id();
     }
     border_->finite_passes += bad.empty();
@@ -293,9 +276,7 @@ void RegionCall::release() {
 void RegionCall::forget() {
   if (is_kept_) obstacle_ = kGoneInputs;
   is_kept_ = false;
-  bytes_kept_ = 0;
-  kept_.clear();
-  gradients_.clear();
+  inputs_ = {};
   forward_ = backward_ = {};
   arguments_.clear();
   versions_.clear();
@@ -311,7 +292,7 @@ void RegionCall::forget() {
 
 py::list RegionCall::arguments() const {
   py::list list = list_of(arguments_);
-  for (const KeptTensor& one : kept_) list[one.argument] = py::cast(one.lock());
+  inputs_.restore(list);
   return list;
 }
 
@@ -401,79 +382,12 @@ bool RegionCall::may_be_kept() const {
   return has_arguments_alone && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
 }
 
-RegionCall::KeptTensor::KeptTensor(const at::Tensor& of, size_t index)
-    : argument(index),
-      tensor(of.storage().getWeakStorageImpl(), TensorSnapshot(of)),
-      writes(of.unsafeGetTensorImpl()->version_counter()),
-      requires_grad(of.requires_grad()) {
-  if (writes.enabled()) {
-    version = writes.current_version();
-  } else {
-    last_event = last_write(of);
-  }
-}
-
-at::Tensor RegionCall::KeptTensor::lock() const {
-  at::Tensor alive = tensor.lock();
-  if (alive.defined() && requires_grad) alive.set_requires_grad(true);
-  return alive;
-}
-
-bool RegionCall::KeptTensor::is_unchanged() const {
-  return writes.enabled() ? writes.current_version() == version : last_write(tensor.lock()) == last_event;
-}
-
-// Keeps the memory of small arguments. That of others, and of weights, exists as long as the program keeps it.
-void RegionCall::keep_arguments(int64_t max_bytes) {
-  for (size_t i = 0; i < arguments_.size(); ++i) {
-    const at::Tensor* const tensor = tensor_in(arguments_[i]);
-    if (tensor == nullptr) continue;
-    KeptTensor& kept = kept_.emplace_back(*tensor, i);
-    const bool is_weight = tensor->is_leaf() && tensor->requires_grad();
-    const int64_t bytes = bytes_kept_ + static_cast<int64_t>(tensor->storage().nbytes());
-    arguments_[i] = py::none();
-    if (is_weight || bytes > max_bytes) continue;
-    kept.held = tensor->storage();
-    bytes_kept_ = bytes;
-  }
-}
-
-// Keeps the memory of the gradients that a backward pass is given, unless autograd may add something there in place,
-// which it does if nobody else holds the memory.
 void RegionCall::keep_gradients(const py::tuple& args) {
-  gradients_.clear();
-  const auto session = ThreadState::current().shared_session();
-  int64_t room = session == nullptr ? 0 : session->options().max_copied_bytes - bytes_of_kept_calls();
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (session == nullptr) return;
   const bool is_list = args.size() == 2 && PyList_CheckExact(py::object(args[1]).ptr());
   const auto given = is_list ? py::sequence(args[1]) : py::sequence(args[py::slice(1, args.size(), 1)]);
-  for (const py::handle value : given) {
-    const at::Tensor* const tensor = tensor_in(value);
-    if (tensor == nullptr) {
-      gradients_.emplace_back();
-      continue;
-    }
-    room -= static_cast<int64_t>(tensor->storage().nbytes());
-    if (room < 0 || !is_rebuildable(*tensor) || may_be_added_to(*tensor)) return gradients_.clear();
-    const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
-    gradients_.emplace_back(impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change()));
-  }
-}
-
-// A gradient that the pass hands on may be added to from then on.
-void RegionCall::release_gradients(const Objects& returned) {
-  const bool is_handed_on = std::any_of(returned.begin(), returned.end(), [this](const py::object& value) {
-    const at::Tensor* const tensor = tensor_in(value);
-    return tensor != nullptr && std::any_of(gradients_.begin(), gradients_.end(), [&](const at::Tensor& given) {
-             return given.defined() && given.is_alias_of(*tensor);
-           });
-  });
-  if (is_handed_on) gradients_.clear();
-}
-
-int64_t RegionCall::bytes_kept() const {
-  return std::accumulate(gradients_.begin(), gradients_.end(), bytes_kept_, [](int64_t sum, const at::Tensor& given) {
-    return sum + (given.defined() ? static_cast<int64_t>(given.storage().nbytes()) : 0);
-  });
+  inputs_.keep_gradients(given, session->options().max_copied_bytes - bytes_of_kept_calls());
 }
 
 void RegionCall::LateResults::record(const std::vector<RegionResult>& parts) {
@@ -493,7 +407,7 @@ bool RegionCall::has_result(uint64_t event) const { return forward_.has(event) |
 LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
   LateResults& results = forward_.has(event) ? forward_ : backward_;
   if (!results.is_replayed) {
-    std::string obstacle = obstacle_to_late_replay(results);
+    std::string obstacle = inputs_.obstacle(&results == &backward_);
     if (!obstacle.empty()) return {nullptr, std::move(obstacle)};
     results.is_replayed = true;
     find_late(results, kinds_of);
@@ -503,16 +417,6 @@ LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
     if (found != results.found.end()) return {found->second, ""};
   }
   return {nullptr, kFiniteReplay};
-}
-
-// Returns why a kept call cannot be replayed; empty if it can.
-std::string RegionCall::obstacle_to_late_replay(const LateResults& results) const {
-  if (&results == &backward_ && gradients_.empty()) return kGoneInputs;
-  for (const KeptTensor& one : kept_) {
-    if (!one.lock().defined()) return kGoneInputs;
-    if (!one.is_unchanged()) return kOverwrittenInputs;
-  }
-  return "";
 }
 
 // The values of results that still exist are compared with those of the replay.
@@ -527,7 +431,7 @@ void RegionCall::find_late(LateResults& results, KindsOfEvent kinds_of) {
     if (kinds.any()) bad.emplace_back(index, bits_of(kinds));
   }
   const bool is_backward = &results == &backward_;
-  const py::object tangents = is_backward ? py::cast(gradients_) : py::object(py::none());
+  const py::object tangents = is_backward ? py::cast(inputs_.gradients()) : py::object(py::none());
   const py::object found = border_->explain_late(shared_from_this(), bad, values, tangents);
   for (const auto& [index, handle] : found.cast<std::map<size_t, ProvenanceHandle>>())
     results.found[index] = handle.provenance;
@@ -538,7 +442,7 @@ void RegionCall::record_argument(size_t index) {
   const at::Tensor* tensor = tensor_in(argument);
   if (tensor == nullptr) return;
   if (!tensor->is_cpu() && !device_) device_ = tensor->device();
-  has_other_tensors_ = has_other_tensors_ || !is_rebuildable(*tensor);
+  has_other_tensors_ = has_other_tensors_ || !KeptTensor::is_possible(*tensor);
   if (!has_collectives_ && is_subclass(*tensor)) has_collectives_ = border_->is_distributed(argument).cast<bool>();
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
 }

@@ -14,7 +14,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include "api/region_border.h"
@@ -22,12 +21,12 @@
 #include "detection/session.h"
 #include "detection/thread_state.h"
 #include "device/device_check.h"
-#include "device/journal.h"
 #include "device/region_mark.h"
 #include "intercept/received_values.h"
 #include "origin/late_replay.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
+#include "python/kept_inputs.h"
 
 namespace torchnan {
 
@@ -139,7 +138,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   bool has_result(uint64_t event) const;
 
   // Returns the bytes that are kept alive after the call.
-  int64_t bytes_kept() const;
+  int64_t bytes_kept() const { return inputs_.bytes(); }
 
   // Finds the provenance of a result of a kept call.
   LateReplay replay_late(uint64_t event, KindsOfEvent kinds_of);
@@ -171,23 +170,6 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
  private:
   using Objects = c10::SmallVector<pybind11::object, 16>;
 
-  // A tensor among the arguments of a kept call, as it was at the end of the call. Keeps no tensor: that would keep its
-  // autograd graph, and torch.utils.swap_tensors() would fail.
-  struct KeptTensor {
-    KeptTensor(const at::Tensor& tensor, size_t argument);
-
-    bool is_unchanged() const;
-    at::Tensor lock() const;  // undefined if its memory is gone
-
-    size_t argument;
-    WeakTensor tensor;
-    c10::Storage held;            // if it is small
-    c10::VariableVersion writes;  // counts them; not in inference mode
-    uint32_t version = 0;
-    uint64_t last_event = 0;  // that wrote it, in inference mode
-    bool requires_grad;
-  };
-
   // What a kept call, or its backward pass, has returned.
   struct LateResults {
     std::vector<std::pair<size_t, uint64_t>> events;  // indices of the results, and the events that recorded them
@@ -216,10 +198,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::object run_receiving(const pybind11::handle& function, const pybind11::tuple& args);
   bool is_marked() const;
   bool may_be_kept() const;
-  void keep_arguments(int64_t max_bytes);
   void keep_gradients(const pybind11::tuple& args);
-  void release_gradients(const Objects& returned);
-  std::string obstacle_to_late_replay(const LateResults& results) const;
   void find_late(LateResults& results, KindsOfEvent kinds_of);
   void note_randomness();
   std::shared_ptr<const ReplayedRegion> region_on_device() const;
@@ -248,14 +227,12 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   size_t boxed_ = 0;         // number of arguments in a list, which the call empties
   ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
   bool has_collectives_ = false;
-  bool has_other_tensors_ = false;  // whether an argument is sparse, empty or of a subclass, for example
-  std::optional<c10::Device> device_;      // of the first argument that is not on the host, or of the results
-  bool is_followed_ = false;               // whether it waits for its results on devices, and may be replayed
-  bool is_kept_ = false;                   // whether it may be replayed later
-  std::vector<uintptr_t> ids_;  // of the arguments, as Python's id()
-  std::vector<KeptTensor> kept_;
-  std::vector<at::Tensor> gradients_;  // of the results of a kept call, by their index at the node; empty if they are gone
-  int64_t bytes_kept_ = 0;  // of the arguments
+  bool has_other_tensors_ = false;     // whether an argument is sparse, empty or of a subclass, for example
+  std::optional<c10::Device> device_;  // of the first argument that is not on the host, or of the results
+  bool is_followed_ = false;           // whether it waits for its results on devices, and may be replayed
+  bool is_kept_ = false;               // whether it may be replayed later
+  std::vector<uintptr_t> ids_;         // of the arguments, as Python's id()
+  KeptInputs inputs_;                  // of a kept call
   int64_t step_ = 0;
   LateResults forward_;
   LateResults backward_;

@@ -1,0 +1,122 @@
+#include "python/kept_inputs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "device/devices.h"
+
+namespace py = pybind11;
+
+namespace torchnan {
+namespace {
+
+EventNumber last_write(const at::Tensor& tensor) { return Devices::Lock(devices()).journal().last_event(tensor); }
+
+const at::Tensor* tensor_in(const py::handle& value) {
+  return THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
+}
+
+// Whether another node of the backward pass may add to a gradient that this one is given, in place. That node refers to
+// it, too, and adds in place only to dense tensors (InputBuffer::accumulate() of PyTorch).
+bool may_be_added_to(const at::Tensor& gradient) {
+  return gradient.is_non_overlapping_and_dense() && (gradient.use_count() > 1 || gradient.storage().use_count() > 1);
+}
+
+// Returns another tensor with the same memory and version.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change()));
+}
+
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.storage().nbytes()); }
+
+}  // namespace
+
+KeptTensor::KeptTensor(const at::Tensor& tensor)
+    : tensor_(tensor.storage().getWeakStorageImpl(), TensorSnapshot(tensor)),
+      writes_(tensor.unsafeGetTensorImpl()->version_counter()),
+      requires_grad_(tensor.requires_grad()) {
+  if (writes_.enabled()) {
+    version_ = writes_.current_version();
+  } else {
+    last_event_ = last_write(tensor);
+  }
+}
+
+bool KeptTensor::is_possible(const at::Tensor& tensor) {
+  const bool is_plain = !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python) &&
+                        tensor.layout() == c10::kStrided && tensor.has_storage();
+  return is_plain && tensor.dim() <= int64_t{TensorSnapshot::kMaxDims} && tensor.storage().data() != nullptr;
+}
+
+at::Tensor KeptTensor::lock() const {
+  at::Tensor alive = tensor_.lock();
+  if (alive.defined() && requires_grad_) alive.set_requires_grad(true);
+  return alive;
+}
+
+bool KeptTensor::is_unchanged() const {
+  return writes_.enabled() ? writes_.current_version() == version_ : last_write(tensor_.lock()) == last_event_;
+}
+
+void KeptInputs::keep(std::vector<py::object>& arguments, int64_t max_bytes) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const at::Tensor* const tensor = tensor_in(arguments[i]);
+    if (tensor == nullptr) continue;
+    KeptTensor& kept = arguments_.emplace_back(Argument{i, KeptTensor(*tensor)}).tensor;
+    const bool is_weight = tensor->is_leaf() && tensor->requires_grad();
+    const int64_t bytes = bytes_of_arguments_ + bytes_of(*tensor);
+    if (!is_weight && bytes <= max_bytes) {
+      kept.hold_memory(tensor->storage());
+      bytes_of_arguments_ = bytes;
+    }
+    arguments[i] = py::none();
+  }
+}
+
+void KeptInputs::keep_gradients(const py::sequence& given, int64_t max_bytes) {
+  gradients_.clear();
+  bytes_of_gradients_ = 0;
+  std::vector<at::Tensor> kept;
+  int64_t bytes = 0;
+  for (const py::handle value : given) {
+    const at::Tensor* const tensor = tensor_in(value);
+    if (tensor != nullptr) {
+      if (!KeptTensor::is_possible(*tensor) || may_be_added_to(*tensor)) return;
+      bytes += bytes_of(*tensor);
+    }
+    if (bytes > max_bytes) return;
+    kept.push_back(tensor == nullptr ? at::Tensor() : alias_of(*tensor));
+  }
+  gradients_ = std::move(kept);
+  bytes_of_gradients_ = bytes;
+}
+
+void KeptInputs::release_returned(c10::ArrayRef<py::object> returned) {
+  const auto is_kept = [this](const py::object& value) {
+    const at::Tensor* const tensor = tensor_in(value);
+    return tensor != nullptr && std::any_of(gradients_.begin(), gradients_.end(), [&](const at::Tensor& kept) {
+             return kept.defined() && kept.is_alias_of(*tensor);
+           });
+  };
+  if (std::none_of(returned.begin(), returned.end(), is_kept)) return;
+  gradients_.clear();
+  bytes_of_gradients_ = 0;
+}
+
+std::string KeptInputs::obstacle(bool is_backward) const {
+  if (is_backward && gradients_.empty()) return kGoneInputs;
+  for (const Argument& argument : arguments_) {
+    if (!argument.tensor.lock().defined()) return kGoneInputs;
+    if (!argument.tensor.is_unchanged()) return kOverwrittenInputs;
+  }
+  return "";
+}
+
+void KeptInputs::restore(py::list& arguments) const {
+  for (const Argument& argument : arguments_) arguments[argument.index] = py::cast(argument.tensor.lock());
+}
+
+}  // namespace torchnan
