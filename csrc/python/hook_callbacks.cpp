@@ -27,6 +27,7 @@
 #include "origin/nonfinite_registry.h"
 #include "python/compiled_regions.h"
 #include "python/frame_walk.h"
+#include "python/kept_inputs.h"
 #include "python/region_call.h"
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
@@ -83,6 +84,7 @@ void check_backward_roots(const py::handle& roots, const py::handle& gradients) 
   if (session == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
   run_contained(*session, "checking the roots of backward", [&] {
     const Roots given = roots_from(roots, gradients);
+    note_root_gradients(given.gradients);
     const py::gil_scoped_release no_gil;
     report_backward_roots(*session, given.tensors, given.gradients);
   });

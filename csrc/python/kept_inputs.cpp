@@ -18,9 +18,19 @@ const at::Tensor* tensor_in(const py::handle& value) {
   return THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
 }
 
+// Of the last backward pass that has begun; guarded by the GIL. Never destroyed: threads may outlive static
+// destructors.
+std::vector<const c10::TensorImpl*>& root_gradients = *new std::vector<const c10::TensorImpl*>;
+
+bool is_root_gradient(const at::Tensor& gradient) {
+  const auto& roots = root_gradients;
+  return std::find(roots.begin(), roots.end(), gradient.unsafeGetTensorImpl()) != roots.end();
+}
+
 // Whether another node of the backward pass may add to a gradient that this one is given, in place. That node refers to
 // it, too, and adds in place only to dense tensors (InputBuffer::accumulate() of PyTorch).
 bool may_be_added_to(const at::Tensor& gradient) {
+  if (is_root_gradient(gradient)) return false;
   return gradient.is_non_overlapping_and_dense() && (gradient.use_count() > 1 || gradient.storage().use_count() > 1);
 }
 
@@ -33,6 +43,13 @@ at::Tensor alias_of(const at::Tensor& tensor) {
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.storage().nbytes()); }
 
 }  // namespace
+
+void note_root_gradients(c10::ArrayRef<at::Tensor> gradients) {
+  root_gradients.clear();
+  for (const at::Tensor& gradient : gradients) {
+    if (gradient.defined()) root_gradients.push_back(gradient.unsafeGetTensorImpl());
+  }
+}
 
 KeptTensor::KeptTensor(const at::Tensor& tensor)
     : tensor_(tensor.storage().getWeakStorageImpl(), TensorSnapshot(tensor)),

@@ -39,6 +39,10 @@ class KeptTensor {
   bool requires_grad_;
 };
 
+// Records the gradients that a backward pass begins with. Its caller refers to them until it ends, so autograd adds to
+// none of them in place. Needs the GIL.
+void note_root_gradients(c10::ArrayRef<at::Tensor> gradients);
+
 // The functions need the GIL.
 class KeptInputs {
  public:

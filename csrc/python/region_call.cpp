@@ -220,6 +220,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
       if (is_kept_ || !bad.empty() || is_differentiable(outputs)) note_stack();
       follow_into_backward(outputs);
       if (!is_kept_) return;
+      ids_ = ids();
       inputs_.keep(arguments_, session->options().max_copied_bytes);
       step_ = session->step();
       keep(shared_from_this(), *session);
@@ -296,6 +297,13 @@ py::list RegionCall::arguments() const {
   return list;
 }
 
+std::vector<uintptr_t> RegionCall::ids() const {
+  if (is_kept_ && !ids_.empty()) return ids_;
+  std::vector<uintptr_t> ids;
+  for (const py::object& argument : arguments_) ids.push_back(reinterpret_cast<uintptr_t>(argument.ptr()));
+  return ids;
+}
+
 py::list RegionCall::written() const { return list_of(written_); }
 
 py::object RegionCall::received() const {
@@ -351,7 +359,6 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
   obstacle_ = border_->facts.obstacle;
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
-  for (const py::object& argument : arguments_) ids_.push_back(reinterpret_cast<uintptr_t>(argument.ptr()));
   if (device_) record_on_devices(arguments_, on_devices_);
   if (!device_) device_ = border_->device;
   record_mutated(options.max_copied_bytes);

@@ -154,7 +154,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::dict device_random_states_after() const;  // those of devices after it; empty if it draws nothing
   const std::vector<size_t>& copied_indices() const { return copied_indices_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
-  const std::vector<uintptr_t>& ids() const { return ids_; }
+  std::vector<uintptr_t> ids() const;  // of the arguments, as Python's id()
   std::string device() const { return device_ ? device_->str() : ""; }
   const std::string& obstacle() const { return obstacle_; }
   const Modes& modes() const { return modes_; }
@@ -231,7 +231,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   std::optional<c10::Device> device_;  // of the first argument that is not on the host, or of the results
   bool is_followed_ = false;           // whether it waits for its results on devices, and may be replayed
   bool is_kept_ = false;               // whether it may be replayed later
-  std::vector<uintptr_t> ids_;         // of the arguments, as Python's id()
+  std::vector<uintptr_t> ids_;         // as ids(), of a kept call
   KeptInputs inputs_;                  // of a kept call
   int64_t step_ = 0;
   LateResults forward_;

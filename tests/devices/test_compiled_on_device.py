@@ -347,6 +347,16 @@ def test_a_gradient_of_a_model_is_named_when_its_loss_is_eager(device):
     assert watch.first.node == "SqrtBackward0"
 
 
+@pytest.mark.parametrize("size", [(), (4,)], ids=["scalar", "vector"])
+def test_a_gradient_of_the_root_of_a_backward_pass_is_named(device, size):
+    compiled = torch.compile(lambda x: torch.sqrt(x))
+    x = torch.zeros(size).to(device).requires_grad_()
+    with torchnan.detect(action="log") as watch:
+        compiled(x).backward(torch.ones(size).to(device))
+        x.grad.sum().item()
+    assert (watch.first.op, watch.first.node, watch.first.kind) == ("aten::div", "SqrtBackward0", "inf")
+
+
 def test_arguments_can_be_swapped_after_a_call(device):
     model = torch.nn.Linear(4, 4).to(device)
     with torchnan.detect(action="log"):
@@ -438,11 +448,9 @@ def test_a_gradient_that_recurs_is_named_one_step_later(device):
     def root(x):
         return torch.sqrt(x)
 
-    given = torch.zeros(4).to(device)  # autograd might add to it in place, so its memory is not kept
-
     def run():
         x = torch.zeros(4).to(device).requires_grad_()
-        root(x).backward(given)
+        ((root(x) + x) * 0).sum().backward()  # autograd might add to this gradient, so its memory is not kept
         x.grad.sum().item()
 
     with torchnan.detect(action="log") as watch:
