@@ -363,7 +363,7 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
   if (!device_) device_ = border_->device;
   record_mutated(options.max_copied_bytes);
   if (device_ && obstacle_.empty()) {
-    is_followed_ = !has_collectives_ && is_marked();
+    is_followed_ = !has_collectives_ && has_to_be_followed();
     is_kept_ = !is_followed_ && may_be_kept();
     if (!is_followed_ && !is_kept_) obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
   }
@@ -374,10 +374,11 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
   if (device_) device_random_state_ = random_state_of(*device_);
 }
 
-// A call whose stream is being captured cannot wait.
-bool RegionCall::is_marked() const {
+// A call whose stream is being captured cannot wait. With when="origin", every operation waits.
+bool RegionCall::has_to_be_followed() const {
   const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
   if (session == nullptr || devices().is_capturing()) return false;
+  if (session->reports_origins()) return true;
   if (devices().is_alarmed() && !has_known_bad()) resolve(Delivery::kDeferred);  // which may mark it
   return border_->mark->take(*session);
 }

@@ -159,7 +159,8 @@ def test_an_error_is_raised_at_the_region_if_asked(device, machine):
     with pytest.raises(torchnan.NonFiniteError) as raised:
         with torchnan.detect(when="origin"):
             step(factor=0.0)
-    assert raised.value.finding.compiled.region == "forward"
+    assert raised.value.finding.harm.kind == "origin"
+    assert_names_the_logarithm(raised.value.finding)
 
 
 def test_a_value_that_was_there_before_detection_is_the_input(device):
@@ -242,6 +243,20 @@ def test_a_value_is_named_from_inside_a_backward_pass(machine, device):
         y.register_hook(on_gradient)
         y.sum().backward()
         bad.item()
+    assert_names_the_logarithm(watch.first)
+
+
+def test_a_step_guard_names_the_operation(device):
+    torch.manual_seed(0)
+    model = Model().to(device)
+    compiled = torch.compile(model)
+    batch = torch.randn(16, 8).to(device)
+    guard = torchnan.StepGuard(
+        model, torch.optim.AdamW(model.parameters()), lambda _, factor: compiled(batch, factor), try_remedies=False
+    )
+    with torchnan.detect(action="log") as watch:
+        assert guard.step(torch.tensor(1.0).to(device)).applied
+        assert not guard.step(torch.tensor(0.0).to(device)).applied
     assert_names_the_logarithm(watch.first)
 
 
