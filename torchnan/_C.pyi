@@ -111,8 +111,12 @@ class RegionCall:
     boxed: int
     hooks: tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None
     given: Provenance | None
-    provenance: Provenance | None
+    provenances: tuple[Provenance, ...]
     stack: int
+    stack_of_pass: int
+    step: int
+    ids: list[int]
+    device: str
     is_inside_node: bool
     def enter_node(self) -> None: ...
     def run_backward(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any: ...
@@ -139,6 +143,8 @@ class RegionBorder:
         unwritten: list[int],
         note_unwritten: Callable[[Any], None],
         follow: Callable[[Any], None],
+        explain_late: Callable[..., dict[int, Provenance]],
+        device: str,
     ) -> None: ...
     def run(
         self,
@@ -168,6 +174,7 @@ def begin_replay(
     kernels: list[tuple[str, int]],
     is_backward: bool,
     replays_gradients: bool,
+    step: int,
 ) -> None: ...
 def call_in_node(name: str, node: Any, call: Callable[[], Any]) -> Any: ...
 def end_replay() -> None: ...

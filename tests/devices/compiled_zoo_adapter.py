@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch._inductor.compile_fx  # noqa: F401 - before the scorer forks
+import torch._inductor.compile_fx
 
 from tests.devices import zoo_adapter
 from tests.zoo.compiled_adapter import compiled
+
 
 def run(case, zoo):
     return zoo_adapter.run_there(compiled(case, zoo), zoo, go_there)

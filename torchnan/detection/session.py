@@ -71,7 +71,7 @@ class detect(contextlib.ContextDecorator):
         max_findings: how many findings are kept; further ones are only counted.
         max_copied_bytes: how many bytes of arguments that a compiled region overwrites are copied before a call, so
             that the call can be replayed; the same holds for values that its collectives bring. A call that needs more
-            is reported at its border.
+            is reported at its border. On a GPU, also how many bytes of inputs are kept after the calls of regions.
         log: path of a file to which the log of the session, ``findings``, is written as well: one line of strict JSON
             per finding, readable by its owner only.
         model: a module whose parameters and submodules are named in reports; needed only where no module is on the call

@@ -77,9 +77,7 @@ def _checked(
     overwritten = torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
     weights, gradient = sources
     modules = called_modules.modules_of(graph)
-    traced = Traced(
-        graph, tensors, modules, overwritten, weights=weights, optimizer_gradient=gradient, device=device
-    )
+    traced = Traced(graph, tensors, modules, overwritten, weights=weights, optimizer_gradient=gradient, device=device)
     call = Region(traced, compiled, site).checked()  # Dynamo needs a function
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)

@@ -7,7 +7,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
