@@ -20,7 +20,16 @@ WHERE = [
 
 @pytest.mark.parametrize("where", WHERE)
 def test_programs_that_run_there_are_reported_as_on_the_host(machine, where, tmp_path):
-    ended, rows = score(PROGRAMS / where, HERE / "zoo_adapter.py", tmp_path)
+    assert_reported_as_on_the_host(where, "zoo_adapter.py", tmp_path)
+
+
+@pytest.mark.breadth(0)
+def test_compiled_programs_that_run_there_are_reported_as_on_the_host(machine, tmp_path):
+    assert_reported_as_on_the_host("open/overflow.py", "compiled_zoo_adapter.py", tmp_path)
+
+
+def assert_reported_as_on_the_host(where, adapter, tmp_path):
+    ended, rows = score(PROGRAMS / where, HERE / adapter, tmp_path)
     here = [row for row in rows if not cannot_be_run(row)]
     wrong = {row["id"]: (row["verdict"], row["detail"]) for row in rows if is_wrong(row)}
     assert wrong == {}, ended.stdout
