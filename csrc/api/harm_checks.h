@@ -37,7 +37,7 @@ TORCHNAN_API std::optional<Finding> find_origin(DetectionSession& session, const
 
 // Finds the causes of what devices have found so far, while the session is still open: compiled regions may be replayed
 // in it. Waits for the devices.
-void resolve_pending(const DetectionSession& session);
+TORCHNAN_API void resolve_pending(const DetectionSession& session);
 
 // At the end of a session, reports the events on devices and the device tensors that user code still references.
 void report_at_end_on_devices(DetectionSession& session);

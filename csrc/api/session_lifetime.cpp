@@ -56,7 +56,6 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
       });
     }
   } const forget_at_last;
-  if (report_pending) resolve_pending(*session);
   session->close();
   ThreadState::close(*session);
   if (report_pending) report_at_end_on_devices(*session);

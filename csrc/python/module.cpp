@@ -157,6 +157,7 @@ void bind_session(py::module_& m) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   m.def("enter_session", &enter_session);
   m.def("leave_session", &leave_session);
+  m.def("resolve_pending", &resolve_pending, py::arg("session"), without_gil);
   m.def(
       "end_session",
       [](const std::shared_ptr<DetectionSession>& session, bool report_pending) {

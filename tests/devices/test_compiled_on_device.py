@@ -230,6 +230,29 @@ def test_a_value_is_named_at_the_end_of_a_detection(device):
     del kept
 
 
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient / gradient.norm()
+
+
+def reversed_gradient(x):
+    return Reverse.apply(x)
+
+
+def test_a_replay_at_the_end_of_a_detection_sees_where_functions_were_applied(device):
+    compiled = torch.compile(lambda x: reversed_gradient(x * 2) * 0)
+    x = torch.ones(4).to(device).requires_grad_()
+    with torchnan.detect(action="log") as watch:
+        compiled(x).sum().backward()
+    assert (watch.first.op, watch.first.node) == ("aten::div", "ReverseBackward")
+    assert watch.first.line == line_of(reversed_gradient, "Reverse.apply")
+
+
 def test_a_value_is_named_from_inside_a_backward_pass(machine, device):
     _, loss = loss_of(device)
     x = torch.ones(4).to(device).requires_grad_()

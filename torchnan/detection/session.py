@@ -161,6 +161,8 @@ class detect(contextlib.ContextDecorator):
             return
         if not self._entries:
             raise RuntimeError("torchnan: this detect() has not been entered: use `with torchnan.detect():`")
+        if report_pending and self._entries.total() == 1:
+            _C.resolve_pending(self._session)  # may replay compiled regions, which needs the hooks
         hooks.uninstall()
         _C.leave_session(self._session)
         with hooks.lock:
