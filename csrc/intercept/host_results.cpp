@@ -195,27 +195,24 @@ void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const 
   bound_results(arguments, nullptr);
 }
 
-// Small tensors on the host are cheaper to scan than to bound, unless an audit records every claim of a rule. On a
-// device, each scan may be a launch.
-bool HostResults::is_large(const at::Tensor& tensor) const {
-  return tensor.numel() > kSmall || !tensor.is_cpu() || bound_audit().enabled();
-}
-
 // Rules are for plain tensors: the sizes of others do not describe their memory, and a view like z.conj().imag has the
-// opposite signs of its memory. A number that the host cannot read, such as the first gradient, is also worth a bound,
-// because large tensors are computed from it.
+// opposite signs of its memory. Small tensors on the host are cheaper to scan than to bound, unless an audit records
+// every claim of a rule. On a device, each scan may be a launch, but one launch scans all of a list. A number that the
+// host cannot read, such as the first gradient, is also worth a bound, because large tensors are computed from it.
 bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const {
+  const bool is_on_lists = plan_.bounds.elementwise_in_lists;
+  const bool may_be_launched = is_elsewhere && !is_on_lists;
   bool all_are_plain = true;
   bool any_is_large = bound_audit().enabled();
   for (const Operand& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
       all_are_plain = all_are_plain && is_plain(tensor) && !tensor.is_neg();
       if (!all_are_plain) return;  // its sizes may be symbols
-      any_is_large = any_is_large || is_large(tensor) || (is_elsewhere && tensor.numel() == 1);
+      const bool is_worth_it = may_be_launched && (!tensor.is_cpu() || tensor.numel() == 1);
+      any_is_large = any_is_large || is_worth_it || tensor.numel() > kSmall;
     });
     if (!all_are_plain) return false;
-    any_is_large |=
-        argument.kind == Operand::Kind::kValues && !plan_.bounds.elementwise_in_lists;  // small parts add up
+    any_is_large |= argument.kind == Operand::Kind::kValues && !is_on_lists;  // small parts add up
   }
   return any_is_large;
 }

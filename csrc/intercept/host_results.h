@@ -96,7 +96,6 @@ class HostResults {
  private:
   static constexpr size_t kMaxResults = 4;  // of a rule, except for lists
 
-  bool is_large(const at::Tensor& tensor) const;
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const;
   bool saves_a_launch(double max_abs) const;
   bool writes_twice(c10::ArrayRef<Operand> arguments) const;
