@@ -18,22 +18,29 @@ struct Span {
   uintptr_t end = 0;
 };
 
-// The memory of a tensor; all of its storage if the tensor has gaps.
-Span span_of(const at::Tensor& tensor) {
+bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.begin < a.end; }
+
+// The memory of a tensor's storage.
+Span storage_span_of(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return {};
   const void* memory = storage->data_ptr().get();
   const auto start = reinterpret_cast<uintptr_t>(memory);
-  if (!tensor.is_non_overlapping_and_dense()) return {memory, start, start + storage->nbytes()};
-  const uintptr_t begin = start + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
-  return {memory, begin, begin + tensor.nbytes()};
+  return {memory, start, start + storage->nbytes()};
+}
+
+// The memory of a tensor; all of its storage if the tensor has gaps.
+Span span_of(const at::Tensor& tensor) {
+  const Span storage = storage_span_of(tensor);
+  if (storage.memory == nullptr || !tensor.is_non_overlapping_and_dense()) return storage;
+  const uintptr_t begin = storage.begin + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
+  return {storage.memory, begin, begin + tensor.nbytes()};
 }
 
 }  // namespace
 
 bool may_overlap(const at::Tensor& one, const at::Tensor& other) {
-  const Span a = span_of(one), b = span_of(other);
-  return a.begin < b.end && b.begin < a.end;
+  return overlap(storage_span_of(one), storage_span_of(other)) && overlap(span_of(one), span_of(other));
 }
 
 void WrittenSpans::begin(size_t count) {
@@ -51,10 +58,10 @@ void WrittenSpans::add(const at::Tensor& tensor) noexcept {
 }
 
 bool WrittenSpans::may_overlap(const at::Tensor& tensor) const noexcept {
-  const Span span = span_of(tensor);
-  if (span.memory == nullptr) return false;
-  const Slot& slot = slots_[slot_of(span.memory)];
-  return slot.call == call_ && span.begin < slot.end && slot.begin < span.end;
+  const void* memory = storage_span_of(tensor).memory;
+  if (memory == nullptr) return false;
+  const Slot& slot = slots_[slot_of(memory)];
+  return slot.call == call_ && overlap(span_of(tensor), {memory, slot.begin, slot.end});
 }
 
 // Returns the slot of this memory, or a free one; there is always a free slot.

@@ -65,7 +65,7 @@ bool HostResults::writes_twice(c10::ArrayRef<Operand> arguments) const {
 bool HostResults::reads_its_results(c10::ArrayRef<Operand> arguments, size_t element) const {
   const bool is_on_lists = plan_.bounds.elementwise_in_lists, is_elementwise = plan_.pointwise || is_on_lists;
   const auto overlaps = [&](const at::Tensor& written, const at::Tensor& read) {
-    return may_overlap(written, read) && !(is_elementwise && is_same_view(written, read));
+    return !(is_elementwise && is_same_view(written, read)) && may_overlap(written, read);
   };
   const auto is_read_from = [&](const Operand& argument, const at::Tensor& written) {
     if (is_on_lists) {
