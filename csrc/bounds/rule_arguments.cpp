@@ -210,10 +210,10 @@ bool RuleArguments::is_contiguous(size_t i) const {
 bool RuleArguments::same(size_t i, size_t j) const {
   const at::Tensor* a = tensor(i);
   const at::Tensor* b = tensor(j);
-  if (a == nullptr || b == nullptr || a->scalar_type() != b->scalar_type()) return false;
+  if (a == nullptr || b == nullptr) return false;
   if (a->is_same(*b)) return true;
-  return a->is_cpu() && b->is_cpu() && a->const_data_ptr() == b->const_data_ptr() && a->sizes() == b->sizes() &&
-         a->strides() == b->strides();
+  return a->scalar_type() == b->scalar_type() && a->is_cpu() && b->is_cpu() &&
+         a->const_data_ptr() == b->const_data_ptr() && a->sizes() == b->sizes() && a->strides() == b->strides();
 }
 
 bool RuleArguments::produced_by(size_t i, std::string_view op) const {
