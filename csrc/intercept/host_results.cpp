@@ -143,8 +143,9 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
 // Claims are in the order of the dtypes.
 void HostResults::follow_moments(const RuleArguments& call, Bound& bound) {
   const MomentStep step = plan_.bounds.moment_step;
+  if (step == MomentStep::kNone) return;
   const bool is_of_two_tensors = takes_a_number(step) && call.numel(1) > 1 && !call.same(0, 1);
-  if (step == MomentStep::kNone || is_of_two_tensors) return;
+  if (is_of_two_tensors) return;
   if (step != MomentStep::kQuotient) {
     claims_.resize(dtypes_.size());
     claims_.back() = thread_.moments().follow(step, call);
