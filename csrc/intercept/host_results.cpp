@@ -236,7 +236,7 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   const double max_abs = with_rounding_margin(bound.max_abs, range);
   const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit && is_plain(result);
   Prediction known{.bound = {is_within_range ? max_abs : RuleArguments::kUnknown, bound.nonnegative, bound.masked},
-                   .claim = index < claims_.size() ? &claims_[index] : nullptr};
+                   .claim = claim_at(index)};
   const bool is_small = result.numel() <= kSmall;
   known.is_proved = is_within_range && (!is_small || (!result.is_cpu() && saves_a_launch(max_abs)));
   // Rules are tested by large results: a small one is often computed from those, and would be blamed for their rules.
@@ -269,6 +269,11 @@ Outcome HostResults::record_allocation(const at::Tensor& result) {
     bound_cache().forget(result);
   }
   return Outcome::kSkipped;
+}
+
+const Moments::Claim* HostResults::claim_at(size_t output) const {
+  const bool is_claim = output < claims_.size() && claims_[output].form != Moments::Form::kNothing;
+  return is_claim ? &claims_[output] : nullptr;
 }
 
 Bound HostResults::bound_at(size_t output) const { return output < bounds_.size() ? bounds_[output] : Bound(); }

@@ -105,6 +105,7 @@ class HostResults {
   void follow_description(const RuleArguments& call);
   void record_finite(const at::Tensor& result, size_t output, const Bound& bound);
   Bound bound_at(size_t output) const;
+  const Moments::Claim* claim_at(size_t output) const;
   void reread(c10::ArrayRef<Operand> arguments, size_t element) const;
   bool has_claim(const at::Tensor& result, size_t output) const;
   DtypeRange range_at(const at::Tensor& result, size_t output) const;
