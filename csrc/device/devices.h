@@ -21,6 +21,7 @@
 #include "device/scanner.h"
 #include "process/fork_safe_mutex.h"
 #include "scan/float_format.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -29,13 +30,7 @@ namespace torchnan {
 // nearly all tensors.
 inline bool is_scannable_itself(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  const c10::DispatchKeySet keys = impl.key_set();
-  constexpr c10::DispatchKeySet kCuda(c10::DispatchKey::CUDA);
-  constexpr c10::DispatchKeySet kOther(c10::DispatchKey::PrivateUse1);
-  const bool is_dense = keys.has_all(kCuda) || keys.has_all(kOther);
-  if (!is_dense || keys.has_any(kWrapperKeys) || impl.has_symbolic_sizes_strides()) return false;
-  const c10::StorageImpl* const storage = impl.unsafe_storage().unsafeGetStorageImpl();
-  return storage != nullptr && impl.numel() > 0 && storage->data() != nullptr &&
+  return is_dense_on_device(impl) && impl.numel() > 0 && storage_of(tensor)->data() != nullptr &&
          float_format(c10::typeMetaToScalarType(impl.dtype())) != nullptr && Scanner::of(impl.device()) != nullptr;
 }
 

@@ -68,11 +68,21 @@ inline bool is_dense_on_host(const c10::TensorImpl& impl) {
          impl.unsafe_storage().unsafeGetStorageImpl() != nullptr && !impl.has_symbolic_sizes_strides();
 }
 
+// The same in memory of a device that may have a scanner.
+inline bool is_dense_on_device(const c10::TensorImpl& impl) {
+  constexpr c10::DispatchKeySet kCuda(c10::DispatchKey::CUDA);
+  constexpr c10::DispatchKeySet kOther(c10::DispatchKey::PrivateUse1);
+  const c10::DispatchKeySet keys = impl.key_set();
+  return (keys.has_all(kCuda) || keys.has_all(kOther)) && !keys.has_any(kWrapperKeys) &&
+         impl.unsafe_storage().unsafeGetStorageImpl() != nullptr && !impl.has_symbolic_sizes_strides();
+}
+
 // The rest of is_plain(): whether the values lie in memory of the host or a device as the sizes say, and the sizes are
 // numbers. Touches no memory.
 bool is_plain_elsewhere(const at::Tensor& tensor);
 inline bool is_plain(const at::Tensor& tensor) {
-  return is_dense_on_host(*tensor.unsafeGetTensorImpl()) || is_plain_elsewhere(tensor);
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return is_dense_on_host(impl) || is_dense_on_device(impl) || is_plain_elsewhere(tensor);
 }
 
 // Scans a tensor, or the values of a sparse or nested one.
