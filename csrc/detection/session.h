@@ -80,6 +80,9 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   int64_t step() const { return step_; }  // 1-based
   bool is_first_step() const { return is_first_step_; }
 
+  // The number that identifies the session in events (device/session_number.h); 0 before its first event.
+  std::atomic<uint64_t> event_number{0};
+
   bool scans_everything() const { return options_.rescan_every == 1; }
   // Whether a proved result is scanned as well: each once in N steps, in turn, and all of the first step. In a program
   // that counts no steps, one result in N, each time another one. `index`: its number within the thread's step.

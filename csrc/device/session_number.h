@@ -6,15 +6,18 @@
 
 #include <torchnan/export.h>
 
-namespace torchnan {
+#include "detection/session.h"
 
-class DetectionSession;
+namespace torchnan {
 
 // Works like a weak reference, but is copied and dropped without a locked instruction: every event holds one.
 class TORCHNAN_API SessionNumber {
  public:
   SessionNumber() = default;  // identifies no session
-  explicit SessionNumber(DetectionSession& session);
+  explicit SessionNumber(DetectionSession& session) {
+    if (session.event_number == 0) register_session(session);
+    number_ = session.event_number;
+  }
 
   // Returns the session; null if it has ended.
   std::shared_ptr<DetectionSession> lock() const;
@@ -22,6 +25,8 @@ class TORCHNAN_API SessionNumber {
   bool operator==(const SessionNumber&) const = default;
 
  private:
+  static void register_session(DetectionSession& session);
+
   uint64_t number_ = 0;
 };
 
