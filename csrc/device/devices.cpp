@@ -29,9 +29,7 @@ c10::MaybeOwned<at::Tensor> scannable(const at::Tensor& tensor) {
                                                                        : Values::owned(at::Tensor());
 }
 
-Devices::Lock::Lock(Devices& devices) : devices_(devices) {
-  lock();
-  if (devices_.journal_ != nullptr) return;
+void Devices::Lock::make_journal() {
   try {
     devices_.journal_ = std::make_unique<Journal>();
     devices_.in_use_ = true;
@@ -39,17 +37,6 @@ Devices::Lock::Lock(Devices& devices) : devices_(devices) {
     unlock();
     throw;
   }
-}
-
-void Devices::Lock::lock() {
-  devices_.mutex_.lock();
-  is_held_ = true;
-}
-
-void Devices::Lock::unlock() {
-  if (!is_held_) return;
-  is_held_ = false;
-  devices_.mutex_.unlock();
 }
 
 // Slots are cleared two parts ahead, so scans of other streams that are still pending write nowhere near.

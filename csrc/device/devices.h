@@ -71,13 +71,23 @@ class TORCHNAN_API Devices {
   // a tensor, or launch a scan.
   class Lock {
    public:
-    explicit Lock(Devices& devices);
+    explicit Lock(Devices& devices) : devices_(devices) {
+      lock();
+      if (devices_.journal_ == nullptr) make_journal();
+    }
     ~Lock() { unlock(); }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
 
-    void lock();
-    void unlock();
+    void lock() {
+      devices_.mutex_.lock();
+      is_held_ = true;
+    }
+    void unlock() {
+      if (!is_held_) return;
+      is_held_ = false;
+      devices_.mutex_.unlock();
+    }
 
     Journal& journal() { return *devices_.journal_; }
     Assumptions& assumptions() { return devices_.assumptions_; }
@@ -101,6 +111,7 @@ class TORCHNAN_API Devices {
     bool add_to_batch(const CurrentStream& stream, const at::Tensor& tensor, const Event& event, bool& has_filled);
 
    private:
+    void make_journal();
     Event* next(EventType type, const EventContext& context, const CurrentStream& stream);
 
     Devices& devices_;

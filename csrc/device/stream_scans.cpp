@@ -13,8 +13,7 @@ void StreamScans::choose(c10::Device device) {
   stream_ = scanner->current_stream();
 }
 
-void StreamScans::make_room(Devices::Lock& locked) {
-  if (!scans_.is_full()) return;
+void StreamScans::launch_unlocked(Devices::Lock& locked) {
   locked.unlock();
   launch();
   locked.lock();

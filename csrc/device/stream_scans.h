@@ -21,7 +21,9 @@ class StreamScans {
   void choose(c10::Device device);
 
   // Makes room for one more scan, because no scan may be launched while the lock is held.
-  void make_room(Devices::Lock& locked);
+  void make_room(Devices::Lock& locked) {
+    if (scans_.is_full()) launch_unlocked(locked);
+  }
 
   // Gives the event the bound that was predicted for its values or, if they are not proved finite, the bound that their
   // scan checks.
@@ -35,6 +37,8 @@ class StreamScans {
   void finish();
 
  private:
+  void launch_unlocked(Devices::Lock& locked);
+
   ThreadState& thread_;
   const DetectionSession& session_;
   CurrentStream stream_;
