@@ -143,8 +143,12 @@ void Devices::launch(ScanList& scans, const CurrentStream& stream) {
 }
 
 bool Devices::has_waiting() const {
-  const auto all = states();
-  return std::any_of(all.begin(), all.end(), [](const DeviceState* state) { return state->waits.load(); });
+  for (const std::atomic<DeviceState*>& slot : states_) {
+    const DeviceState* const state = slot.load(std::memory_order_acquire);
+    if (state == nullptr) return false;
+    if (state->waits) return true;
+  }
+  return false;
 }
 
 void Devices::launch_full_batches() {
