@@ -168,10 +168,9 @@ void Devices::launch_scans_of(c10::ArrayRef<const c10::StorageImpl*> storages) {
   for (DeviceState* state : states()) {
     if (!state->waits) continue;
     {
-      const std::lock_guard launching(state->launching);
       const Lock locked(*this);
       const auto is_held = [state](const c10::StorageImpl* storage) { return state->batch.holds(storage); };
-      if (std::none_of(storages.begin(), storages.end(), is_held)) continue;
+      if (!state->is_launching && std::none_of(storages.begin(), storages.end(), is_held)) continue;
     }
     launch_batch(*state);
   }
@@ -184,14 +183,15 @@ void Devices::launch_all() {
 }
 
 void Devices::launch_batch(DeviceState& state) {
-  const CurrentStream stream = state.scanner.default_stream();
-  if (stream.is_capturing) return;
   Batch::Kept kept;  // dropped last, without holding a lock
   const std::lock_guard launching(state.launching);
+  const CurrentStream stream = state.scanner.default_stream();
+  if (stream.is_capturing) return;
   ScanList scans;
   {
     const Lock locked(*this);
     state.batch.take(scans, kept);
+    state.is_launching = true;
   }
   if (!scans.is_empty()) {
     launch_or_forget(scans, state.scanner, stream.handle);
@@ -199,6 +199,7 @@ void Devices::launch_batch(DeviceState& state) {
   }
   const Lock locked(*this);
   state.waits = !state.batch.is_empty();
+  state.is_launching = false;
 }
 
 // A scan that the device refuses finds nothing, so nothing is known of the result any more. Called with `launching`.

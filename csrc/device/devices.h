@@ -56,6 +56,7 @@ struct DeviceState {
   ForkSafeMutex& launching;
   Batch batch{};                     // guarded by the lock of Devices
   std::atomic<bool> waits{false};    // whether scans of the batch have not been launched
+  bool is_launching = false;         // whether this is so for scans taken from it; guarded by the lock of Devices
   std::vector<StreamMark> marks{};   // guarded by `launching`
   bool default_is_unmarked = false;  // whether its default stream has scans after its mark; guarded by `launching`
 };
