@@ -102,10 +102,10 @@ void Scanner::set_host(c10::DeviceType type, const ScanFunctions* functions) {
   std::erase_if(scanners.reasons, [type](const auto& entry) { return entry.first.type() == type; });
 }
 
-Scanner::Scanner(c10::Device device, const ScanFunctions& functions) : device_(device), functions_(functions) {
+Scanner::Scanner(c10::Device device, const ScanFunctions& functions)
+    : device_(device), functions_(functions), streams_(*c10::impl::getDeviceGuardImpl(device.type())) {
   const c10::DeviceGuard guard(device_);
-  const auto* impl = c10::impl::getDeviceGuardImpl(device_.type());
-  default_handle_ = impl->getStreamNativeHandle(impl->getDefaultStream(device_));
+  default_handle_ = streams_.getStreamNativeHandle(streams_.getDefaultStream(device_));
   want(functions_.make(device_.index(), &scanner_), "make a scanner");
   words_ = functions_.words(scanner_);
 }
@@ -115,14 +115,9 @@ Scanner::~Scanner() {
   functions_.free(scanner_);
 }
 
-void* Scanner::current_handle() const {
-  const auto* guard = c10::impl::getDeviceGuardImpl(device_.type());
-  return guard->getStreamNativeHandle(guard->getStream(device_));
-}
-
 // The legacy stream of CUDA is null. It cannot be captured, and each question to the driver takes longer than a bound.
 CurrentStream Scanner::current_stream() const {
-  void* const stream = current_handle();
+  void* const stream = streams_.getStreamNativeHandle(streams_.getStream(device_));
   if (stream != nullptr) return describe(stream);
   return {const_cast<Scanner*>(this), stream, /*is_capturing=*/false, stream == default_handle_};
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include <c10/core/Device.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <torchnan/export.h>
 
@@ -110,11 +111,11 @@ class TORCHNAN_API Scanner {
 
   void want(int error, const char* what) const;  // throws std::runtime_error if `error` is one
 
-  void* current_handle() const;
   CurrentStream describe(void* stream) const;
 
   const c10::Device device_;
   const ScanFunctions& functions_;
+  const c10::impl::DeviceGuardImplInterface& streams_;  // of PyTorch
   void* default_handle_ = nullptr;
   TorchnanScanner* scanner_ = nullptr;
   const volatile cuda::HostWords* words_ = nullptr;
