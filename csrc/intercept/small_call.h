@@ -23,6 +23,7 @@ class SmallCall {
  public:
   SmallCall() : thread_(ThreadState::current()), session_(thread_.session()) {}
 
+  ThreadState& thread() const { return thread_; }
   DetectionSession* session() const { return session_; }  // null: this thread has no session
 
   static bool is_small(const at::Tensor& tensor) {

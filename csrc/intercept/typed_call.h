@@ -32,7 +32,7 @@ namespace torchnan {
 // The part that does not depend on the operator's type. Lives on the stack of the call.
 class UnboxedCall {
  public:
-  explicit UnboxedCall(DetectionSession& session) : thread_(ThreadState::current()), session_(session) {}
+  UnboxedCall(ThreadState& thread, DetectionSession& session) : thread_(thread), session_(session) {}
 
   const DetectionSession& session() const { return session_; }
 
@@ -90,12 +90,12 @@ struct TypedCall<Op, kLarge, Result(Arguments...)> {
     const OpPlan* const plan = call.session() == nullptr ? nullptr : find_plan(*call.session());
     const bool is_small = plan != nullptr && (SmallCall::is_small(arguments) && ...);
     if (!is_small || !call.try_start(*plan, first_tensor(arguments...), keys))
-      return run_any(call.session(), plan, keys, arguments...);
+      return run_any(call, plan, keys, arguments...);
     Result result = redispatch([&]() noexcept { call.forget(); }, below_interceptor(keys), arguments...);
     const auto results = tensors_of(result);
     const size_t checked = call.check(results);
     if (checked < results.size()) [[unlikely]]
-      check_rest(*call.session(), *plan, result, checked, arguments...);
+      check_rest(call, *plan, result, checked, arguments...);
     return result;
   }
 
@@ -121,11 +121,11 @@ struct TypedCall<Op, kLarge, Result(Arguments...)> {
   }
 
   // A call of any kind.
-  [[gnu::noinline]] static Result run_any(DetectionSession* session, const OpPlan* plan, c10::DispatchKeySet keys,
+  [[gnu::noinline]] static Result run_any(const SmallCall& small, const OpPlan* plan, c10::DispatchKeySet keys,
                                           Arguments... arguments) {
     const c10::DispatchKeySet below = below_interceptor(keys);
-    if (session == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
-    UnboxedCall call(*session);
+    if (small.session() == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    UnboxedCall call(small.thread(), *small.session());
     const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
     if (kLarge == LargeCalls::kBoxed || plan == nullptr || !call.try_start(*plan, operands, keys))
       return run_boxed(call, operands, plan, keys, arguments...);
@@ -135,9 +135,9 @@ struct TypedCall<Op, kLarge, Result(Arguments...)> {
   }
 
   // The results of a small call from number `first` on.
-  [[gnu::noinline]] static void check_rest(DetectionSession& session, const OpPlan& plan, const Result& result,
+  [[gnu::noinline]] static void check_rest(const SmallCall& small, const OpPlan& plan, const Result& result,
                                            size_t first, Arguments... arguments) {
-    UnboxedCall call(session);
+    UnboxedCall call(small.thread(), *small.session());
     call.take_over(plan);
     const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
     check(call, result, operands, first, arguments...);
