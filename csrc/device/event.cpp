@@ -73,7 +73,7 @@ Site Event::site() const {
 }
 
 uint64_t Event::max_intended() const {
-  const FloatFormat format = *float_format(tensor.dtype);
+  const FloatFormat& format = *float_format(tensor.dtype);
   return (intended.inf() ? format.first_nan : format.infinity) - 1;
 }
 
