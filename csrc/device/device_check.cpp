@@ -170,6 +170,12 @@ c10::ArrayRef<DeviceCheck::Input> DeviceCheck::inputs_at(size_t index) const {
 
 // The tensors of a list are in the order of its elements.
 Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const {
+  if (inputs_.size() <= kMaxSearched) {
+    for (const Input& input : inputs_) {
+      if (input.tensor->is_same(tensor)) return input.known;
+    }
+    return recorded_knowledge(tensor);
+  }
   const std::less<const at::Tensor*> is_before;
   for (size_t index = 0; index < first_inputs_.size(); ++index) {
     const c10::ArrayRef<Input> inputs = inputs_at(index);
@@ -177,11 +183,6 @@ Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const
         std::lower_bound(inputs.begin(), inputs.end(), &tensor,
                          [&](const Input& one, const at::Tensor* wanted) { return is_before(one.tensor, wanted); });
     if (input != inputs.end() && input->tensor == &tensor) return input->known;
-  }
-  if (inputs_.size() <= kMaxSearched) {
-    for (const Input& input : inputs_) {
-      if (input.tensor->is_same(tensor)) return input.known;
-    }
   }
   return recorded_knowledge(tensor);
 }
