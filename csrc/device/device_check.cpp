@@ -215,8 +215,8 @@ void DeviceCheck::record_number(double number) {
 }
 
 EventType DeviceCheck::type_of_result(int64_t output) const {
-  if (plan_.handling == OpPlan::Handling::kAllocate || is_unwritten_output(plan_.name, static_cast<size_t>(output)))
-    return EventType::kAllocated;
+  const bool is_unwritten = plan_.has_unwritten_output && output == 1;
+  if (is_unwritten || plan_.handling == OpPlan::Handling::kAllocate) return EventType::kAllocated;
   return plan_.is_async_collective ? EventType::kPending : EventType::kResult;
 }
 
