@@ -247,14 +247,16 @@ bool DeviceCheck::may_wait(const Result& result) const {
 
 void DeviceCheck::record_results() {
   if (results_.empty()) return;
-  for_each_run(results_, [this](auto first, auto last) {
+  const auto& region = region_ != nullptr ? region_ : replayed_region();
+  for_each_run(results_, [&](auto first, auto last) {
     Devices::Lock locked(devices());
-    for (auto one = first; one != last; ++one) record_result(locked, *one);
+    for (auto one = first; one != last; ++one) record_result(locked, *one, region);
   });
   results_.clear();
 }
 
-void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
+void DeviceCheck::record_result(Devices::Lock& locked, const Result& result,
+                                const std::shared_ptr<const ReplayedRegion>& region) {
   scans_.make_room(locked);
   const at::Tensor& tensor = *result.values;
   const EventType type = type_of_result(result.output);
@@ -267,8 +269,8 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
     return;
   }
   event->output = result.output;
-  event->region = region_ != nullptr ? region_ : replayed_region();
-  if (event->region != nullptr && event->region->step != 0) event->step = event->region->step;
+  event->region = region;
+  if (region != nullptr && region->step != 0) event->step = region->step;
   event->intended = numbers_.without(NonfiniteKinds::only_nan());
   event->intended_of_inputs = numbers_ | intended_;
   const bool keeps_masks = plan_.is_data_movement || (plan_.pointwise && !plan_.absorbs_negative_infinity);

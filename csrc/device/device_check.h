@@ -124,7 +124,8 @@ class DeviceCheck final : public ExternalBounds {
   EventType type_of_result(int64_t output) const;
   bool may_wait(const Result& result) const;
   void record_results();
-  void record_result(Devices::Lock& locked, Result& result);
+  // `region`: the compiled region that made the result; null outside of regions.
+  void record_result(Devices::Lock& locked, const Result& result, const std::shared_ptr<const ReplayedRegion>& region);
   void prove_nonnegative_argument(Devices::Lock& locked, int64_t output) const;
   c10::SmallVector<EventInput, Event::kMaxInputs> inputs_of(int64_t output) const;
   // Adds an event with the inputs of one output of this call, or of all. Returns null like Devices::Lock::add().
