@@ -47,7 +47,7 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   collect_inputs(arguments);
   for_each_run(inputs_, [this](auto first, auto last) {
     Devices::Lock locked(devices());
-    for (auto one = first; one != last; ++one) record_argument(locked, *one);
+    for (auto one = first; one != last; ++one) record_argument(locked, *one, read_[one - inputs_.begin()]);
   });
   scans_.launch();
   if (plan_.writes_in_place() || plan_.is_async_collective) launch_scans_of_mutated(arguments);
@@ -57,15 +57,11 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   if (plan_.handling == OpPlan::Handling::kRead) record_read(arguments);
 }
 
-DeviceCheck::Arguments DeviceCheck::arguments() const {
-  Arguments recorded{{}, intended_, given_};
-  for (const Input& input : inputs_) recorded.read.push_back(input.seen);
-  return recorded;
-}
+DeviceCheck::Arguments DeviceCheck::arguments() const { return {{read_.begin(), read_.end()}, intended_, given_}; }
 
 void DeviceCheck::begin_results(const Arguments& arguments, std::shared_ptr<const ReplayedRegion> region) {
   context_ = EventContext(plan_, session_, thread_.id(), site_);
-  for (const EventInput& input : arguments.read) inputs_.emplace_back().seen = input;
+  read_.assign(arguments.read.begin(), arguments.read.end());
   intended_ = arguments.intended;
   given_ = arguments.given;
   region_ = std::move(region);
@@ -82,7 +78,10 @@ void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
     }
     const OpPlan::MutatedArgument* mutated = plan_.mutated_schema_argument(index);
     const bool is_read = (mutated == nullptr || mutated->reads_previous_value) && !plan_.is_constant_factory;
-    if (argument.kind == Operand::Kind::kValues) inputs_.reserve(inputs_.size() + argument.count);
+    if (argument.kind == Operand::Kind::kValues) {
+      read_.reserve(read_.size() + argument.count);
+      inputs_.reserve(inputs_.size() + argument.count);
+    }
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t element) {
       list_size_ = std::max<int64_t>(list_size_, element + 1);
       if (is_read)
@@ -141,31 +140,29 @@ void DeviceCheck::add_argument(const at::Tensor& argument, uint16_t index, int32
     if (on_host.defined() && nonfinite_registry().contains(on_host)) given_ = nonfinite_registry().find(on_host);
     return;
   }
+  read_.push_back({0, storage_of(*values), element, index, is_mutated, is_parameter(*values)});
   Input& input = inputs_.emplace_back();
-  input.seen = {0, storage_of(*values), element, index, is_mutated, is_parameter(*values)};
   input.tensor = &argument;
   input.values = values;
 }
 
-void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument) {
+void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument, EventInput& read) {
   scans_.make_room(locked);
   argument.known = locked.journal().look_up(*argument.values);
-  argument.seen.event = argument.known.last;
+  read.event = argument.known.last;
   if (!argument.known.is_reported) {
-    const EventNumber event = record_unknown_argument(locked, argument);
+    const EventNumber event = record_unknown_argument(locked, argument, read);
     if (event != argument.known.last) {  // the current values, none of which is intentional
       argument.known = locked.journal().look_up(*argument.values);
       argument.known.intended = {};
     }
-    argument.seen.event = event;
+    read.event = event;
   }
   intended_ |= argument.known.intended;
 }
 
-// Returns the inputs at an index of the schema.
-c10::ArrayRef<DeviceCheck::Input> DeviceCheck::inputs_at(size_t index) const {
-  const size_t end = index + 1 < first_inputs_.size() ? first_inputs_[index + 1] : inputs_.size();
-  return {inputs_.data() + first_inputs_[index], end - first_inputs_[index]};
+size_t DeviceCheck::end_of_inputs(size_t index) const {
+  return index + 1 < first_inputs_.size() ? first_inputs_[index + 1] : read_.size();
 }
 
 // The tensors of a list are in the order of its elements.
@@ -178,21 +175,21 @@ Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const
   }
   const std::less<const at::Tensor*> is_before;
   for (size_t index = 0; index < first_inputs_.size(); ++index) {
-    const c10::ArrayRef<Input> inputs = inputs_at(index);
+    const auto* const end = inputs_.begin() + end_of_inputs(index);
     const auto* const input =
-        std::lower_bound(inputs.begin(), inputs.end(), &tensor,
+        std::lower_bound(inputs_.begin() + first_inputs_[index], end, &tensor,
                          [&](const Input& one, const at::Tensor* wanted) { return is_before(one.tensor, wanted); });
-    if (input != inputs.end() && input->tensor == &tensor) return input->known;
+    if (input != end && input->tensor == &tensor) return input->known;
   }
   return recorded_knowledge(tensor);
 }
 
 // Returns the event that wrote the argument; adds one if no write was observed.
-EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const Input& argument) {
+EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const Input& argument, const EventInput& read) {
   const at::Tensor& tensor = *argument.values;
   const Journal::RecordedKnowledge& known = argument.known;
   Journal& journal = locked.journal();
-  const bool is_unscanned = is_unscanned_argument(plan_.name, plan_.argument_names[argument.seen.argument]);
+  const bool is_unscanned = is_unscanned_argument(plan_.name, plan_.argument_names[read.argument]);
   if (is_unscanned && !is_seen(journal.find(known.last))) return known.last;
   Event* const event = locked.add(EventType::kArgument, tensor, context_, scans_.stream());
   if (event == nullptr) {
@@ -289,37 +286,31 @@ void DeviceCheck::record_result(Devices::Lock& locked, const Result& result,
 // A square root is not finite if an element was below zero; the scan guarantees that. If some tensors of a list are on
 // the host, the indices differ and nothing is proved.
 void DeviceCheck::prove_nonnegative_argument(Devices::Lock& locked, int64_t output) const {
-  const c10::ArrayRef<Input> arguments = inputs_at(0);
   const auto index = static_cast<size_t>(output);
-  if (index >= arguments.size() || arguments[index].seen.element > output) return;
-  const Input& argument = arguments[index];
-  if (!covers_whole_storage(*argument.values, *storage_of(*argument.values))) return;
-  Event* const written = locked.journal().find(argument.seen.event);
+  if (index >= end_of_inputs(0) || read_[index].element > output) return;
+  const at::Tensor& argument = *inputs_[index].values;
+  if (!covers_whole_storage(argument, *storage_of(argument))) return;
+  Event* const written = locked.journal().find(read_[index].event);
   const bool is_all = written != nullptr && written->tensor.covers;
   if (is_all && written->number < Journal::kFirstCaptured) written->bound.nonnegative = true;
 }
 
-// Returns the inputs of an output: everything the call reads or, for elementwise lists, the elements at the same index.
-c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t output) const {
+// Returns what an element of the result of an elementwise call on lists reads: the elements at the same index.
+c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::read_by_element(int64_t element) const {
   c10::SmallVector<EventInput, Event::kMaxInputs> read;
-  if (!plan_.is_foreach_elementwise || output == kAll) {
-    for (const Input& input : inputs_) read.push_back(input.seen);
-    return read;
-  }
-  const int64_t element = output % list_size_;
   for (size_t index = 0; index < first_inputs_.size(); ++index) {
-    const c10::ArrayRef<Input> inputs = inputs_at(index);
-    const bool is_list = !inputs.empty() && inputs[0].seen.element >= 0;
-    if (!is_list) {
-      for (const Input& input : inputs) read.push_back(input.seen);
-      continue;
+    const auto* const first = read_.begin() + first_inputs_[index];
+    const auto* const end = read_.begin() + end_of_inputs(index);
+    if (first == end) continue;
+    if (first->element < 0) {  // it is no list
+      read.append(first, end);
+    } else if (element < end - first && first[element].element == element) {
+      read.push_back(first[element]);
+    } else {  // some of the list are on the host
+      const auto is_before = [](const EventInput& one, int64_t wanted) { return one.element < wanted; };
+      const auto* const input = std::lower_bound(first, end, element, is_before);
+      if (input != end && input->element == element) read.push_back(*input);
     }
-    // At its own index, unless some of the list are on the host.
-    const auto is_before = [](const Input& one, int64_t wanted) { return one.seen.element < wanted; };
-    const auto* const own = inputs.begin() + std::min<int64_t>(element, std::ssize(inputs) - 1);
-    const auto* const input =
-        own->seen.element == element ? own : std::lower_bound(inputs.begin(), inputs.end(), element, is_before);
-    if (input != inputs.end() && input->seen.element == element) read.push_back(input->seen);
   }
   return read;
 }
@@ -337,7 +328,10 @@ Event* DeviceCheck::add_reader(Devices::Lock& locked, EventType type, const Tens
       event->more = first->more;
     }
   } else {
-    event = locked.add_reader(type, tensor, context_, scans_.stream(), inputs_of(output));
+    const bool is_of_element = plan_.is_foreach_elementwise && output != kAll;
+    event = is_of_element
+                ? locked.add_reader(type, tensor, context_, scans_.stream(), read_by_element(output % list_size_))
+                : locked.add_reader(type, tensor, context_, scans_.stream(), read_);
     if (event != nullptr && region_ != nullptr) reader_of_all_ = event->number;
   }
   if (event != nullptr) event->given = given_;
@@ -352,7 +346,7 @@ void DeviceCheck::forget(const at::Tensor& written) {
 void DeviceCheck::record() {
   record_results();
   if (scans_.stream().scanner == nullptr) return;
-  if (!is_recorded_ && !inputs_.empty()) record_use();
+  if (!is_recorded_ && !read_.empty()) record_use();
   scans_.finish();
 }
 
@@ -364,23 +358,23 @@ void DeviceCheck::finish() {
 // isfinite(x), argmax(x): they may have checked, or used, the value of a cause.
 void DeviceCheck::record_use() {
   Devices::Lock locked(devices());
-  const Event* const first = locked.journal().find(inputs_.front().seen.event);
+  const Event* const first = locked.journal().find(read_.front().event);
   TensorSnapshot snapshot = first != nullptr ? first->tensor : TensorSnapshot();
   snapshot.covers = true;
   add_reader(locked, EventType::kUse, snapshot, kAll);
 }
 
 void DeviceCheck::find_bad_arguments(TensorAt tensor_at, c10::SmallVectorImpl<BadArgument>& bad_arguments) {
-  if (inputs_.empty()) return;
+  if (read_.empty()) return;
   record_results();
   resolve(Delivery::kNow);
-  for (const Input& input : inputs_) {
-    const auto bad = bad_event(input.seen.event);
+  for (const EventInput& input : read_) {
+    const auto bad = bad_event(input.event);
     if (!bad) continue;
-    const std::string& name = plan_.argument_names[input.seen.argument];
-    const at::Tensor tensor = tensor_at(input.seen.argument, input.seen.element);
-    bad_arguments.push_back({tensor, name, input.seen.element, bad->kinds, bad->provenance});
-    bad_arguments.back().overwritten = input.seen.overwritten;
+    const std::string& name = plan_.argument_names[input.argument];
+    const at::Tensor tensor = tensor_at(input.argument, input.element);
+    bad_arguments.push_back({tensor, name, input.element, bad->kinds, bad->provenance});
+    bad_arguments.back().overwritten = input.overwritten;
   }
 }
 

@@ -67,7 +67,7 @@ class DeviceCheck final : public ExternalBounds {
 
   // Whether an argument is on a device. A copy from there to the host must be scanned on the host, because its bound
   // may be only assumed.
-  bool reads_devices() const { return !inputs_.empty(); }
+  bool reads_devices() const { return !read_.empty(); }
 
   // Adds a tensor that the call has written. It is recorded when the call ends, and scanned unless it is proved finite.
   // The tensor and the data of its prediction must live until then. Returns false if it is not on a device with a
@@ -89,12 +89,11 @@ class DeviceCheck final : public ExternalBounds {
   void find_bad_arguments(TensorAt tensor_at, c10::SmallVectorImpl<BadArgument>& bad_arguments);
 
   // Whether results on the host may not have been written yet.
-  bool is_copying_in_background() const { return non_blocking_ && !inputs_.empty(); }
+  bool is_copying_in_background() const { return non_blocking_ && !read_.empty(); }
 
  private:
   // An argument or a result that can be scanned. `values` is the tensor itself, or one of containers_.
   struct Input {
-    EventInput seen;
     Journal::RecordedKnowledge known;
     const at::Tensor* tensor = nullptr;
     const at::Tensor* values = nullptr;
@@ -113,10 +112,11 @@ class DeviceCheck final : public ExternalBounds {
   void for_each_run(Given& given, Visit&& visit);
   Journal::RecordedKnowledge known_of(const at::Tensor& tensor) const;
   void collect_inputs(c10::ArrayRef<Operand> arguments);
-  c10::ArrayRef<Input> inputs_at(size_t index) const;
+  // Returns where the inputs at an index of the schema end.
+  size_t end_of_inputs(size_t index) const;
   void add_argument(const at::Tensor& argument, uint16_t index, int32_t element, bool is_mutated);
-  void record_argument(Devices::Lock& locked, Input& argument);
-  EventNumber record_unknown_argument(Devices::Lock& locked, const Input& argument);
+  void record_argument(Devices::Lock& locked, Input& argument, EventInput& read);
+  EventNumber record_unknown_argument(Devices::Lock& locked, const Input& argument, const EventInput& read);
   void record_pending(const Operand& argument);
   void record_read(c10::ArrayRef<Operand> arguments);
   void launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const;
@@ -127,7 +127,7 @@ class DeviceCheck final : public ExternalBounds {
   // `region`: the compiled region that made the result; null outside of regions.
   void record_result(Devices::Lock& locked, const Result& result, const std::shared_ptr<const ReplayedRegion>& region);
   void prove_nonnegative_argument(Devices::Lock& locked, int64_t output) const;
-  c10::SmallVector<EventInput, Event::kMaxInputs> inputs_of(int64_t output) const;
+  c10::SmallVector<EventInput, Event::kMaxInputs> read_by_element(int64_t element) const;
   // Adds an event with the inputs of one output of this call, or of all. Returns null like Devices::Lock::add().
   template <typename Tensor>
   Event* add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output);
@@ -138,9 +138,10 @@ class DeviceCheck final : public ExternalBounds {
   DetectionSession& session_;
   const SiteId site_;
   EventContext context_;
-  StreamScans scans_;  // launched before the call ends
-  c10::SmallVector<Input, Event::kMaxInputs> inputs_;
-  c10::SmallVector<size_t, 16> first_inputs_;  // by index in the schema
+  StreamScans scans_;                                     // launched before the call ends
+  c10::SmallVector<EventInput, Event::kMaxInputs> read_;  // the inputs, as events have them
+  c10::SmallVector<Input, Event::kMaxInputs> inputs_;     // the same tensors; none for the border of a region
+  c10::SmallVector<size_t, 16> first_inputs_;             // by index in the schema
   c10::SmallVector<Result, 2> results_;
   std::forward_list<at::Tensor> containers_;  // the values of sparse and nested arguments and results
   int64_t list_size_ = 1;
