@@ -10,6 +10,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/Exception.h>
 
 #include "device/lagging_device.h"
@@ -63,10 +64,12 @@ bool run_first(Queue& queue) {
     queue.runner = here;
     ++queue.depth;
   }
+  const auto finish = c10::make_scope_exit([&] {
+    const std::lock_guard lock(mutex);
+    --queue.depth;
+    idle.notify_all();
+  });
   work();
-  const std::lock_guard lock(mutex);
-  --queue.depth;
-  idle.notify_all();
   return true;
 }
 
