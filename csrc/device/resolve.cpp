@@ -122,6 +122,7 @@ class WindowAttribution {
     read.type = EventType::kArgument;
     read.number = input.event;
     read.previous = 0;
+    read.region = nullptr;
     read.tensor = written->tensor;
     read.tensor.is_parameter = true;
     BadEvent bad{put.kinds, std::make_shared<Provenance>(Cause{new_origin(read, put.kinds, *session), put.kinds})};
@@ -176,7 +177,7 @@ class WindowAttribution {
 
   std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
                                                   NonfiniteKinds kinds, DetectionSession& session) {
-    if (!is_made_by_region(event, bad_inputs) || session.reports_origins())
+    if (!is_made_by_region(event, bad_inputs, kinds) || session.reports_origins())
       return evident_provenance_of(event, bad_inputs, kinds, session);
     resolving_.end();
     LateReplay replay = replay_late(session, event.number, [this](EventNumber number) { return kinds_at(number); });
@@ -189,11 +190,11 @@ class WindowAttribution {
     return evident_provenance_of(followed, bad_inputs, kinds, session);
   }
 
-  // Whether a compiled region was given nothing that explains its result, besides masks.
-  static bool is_made_by_region(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
+  // Whether a compiled region was given nothing that explains its result. A mask explains infinities.
+  static bool is_made_by_region(const Event& event, c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
     const bool is_result = event.type == EventType::kResult && event.region != nullptr && event.region->is_border();
-    return is_result && event.given == nullptr &&
-           std::all_of(bad_inputs.begin(), bad_inputs.end(),
+    if (!is_result || event.given != nullptr || (!bad_inputs.empty() && !kinds.nan())) return false;
+    return std::all_of(bad_inputs.begin(), bad_inputs.end(),
                        [](const BadInput& input) { return input.bad.provenance->is_intentional(); });
   }
 

@@ -126,6 +126,19 @@ def test_a_bad_weight_is_named(device):
     assert {f.compiled for f in watch.findings} == {None}
 
 
+def test_a_weight_that_the_program_has_made_bad_is_named(device):
+    model = torch.nn.Linear(4, 1).to(device)
+    compiled = torch.compile(model)
+    x = torch.ones(2, 4).to(device)
+    with torchnan.detect(action="log") as watch:
+        compiled(x).sum().item()
+        with torch.no_grad():
+            model.weight[0, 1] = float("nan")
+        compiled(x).sum().item()
+    found = watch.first
+    assert (found.origin, found.name, found.compiled) == ("parameter", "weight", None)
+
+
 def test_a_gradient_is_named_in_its_pass(device):
     @torch.compile
     def root(x):
@@ -309,6 +322,21 @@ def test_a_mask_among_the_arguments_does_not_hide_a_value(device):
     with torchnan.detect(action="log") as watch:
         compiled(torch.zeros(4).to(device), mask).sum().item()
     assert (watch.first.op, watch.first.kind, watch.first.origin) == ("aten::_softmax", "nan", "op")
+
+
+def test_a_region_that_returns_a_mask_that_it_was_given_is_not_replayed(machine, device):
+    compiled = torch.compile(lambda scores, mask: (torch.softmax(scores + mask, -1), scores + mask))
+    mask = torch.tensor([0.0, 0.0, float("-inf")]).to(device)
+
+    def call():
+        compiled(torch.zeros(3).to(device), mask)[0].sum().item()
+
+    call()
+    plain = machine.count(call)[0]
+    with torchnan.detect(action="log") as watch:
+        watched = machine.count(call)[0]
+        assert watch.findings == []
+    assert watched <= plain + 2  # the alarm
 
 
 def test_a_region_without_arguments_is_replayed(device):
