@@ -12,8 +12,6 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-EventNumber last_write(const at::Tensor& tensor) { return Devices::Lock(devices()).journal().last_event(tensor); }
-
 const at::Tensor* tensor_in(const py::handle& value) {
   return THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
 }
@@ -40,6 +38,16 @@ at::Tensor alias_of(const at::Tensor& tensor) {
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change()));
 }
 
+std::vector<EventNumber> last_events_of(const std::vector<py::object>& arguments) {
+  Devices::Lock locked(devices());
+  std::vector<EventNumber> events;
+  for (const py::object& argument : arguments) {
+    const at::Tensor* const tensor = tensor_in(argument);
+    events.push_back(tensor == nullptr ? 0 : locked.journal().last_event(*tensor));
+  }
+  return events;
+}
+
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.storage().nbytes()); }
 
 }  // namespace
@@ -51,16 +59,12 @@ void note_root_gradients(c10::ArrayRef<at::Tensor> gradients) {
   }
 }
 
-KeptTensor::KeptTensor(const at::Tensor& tensor)
+KeptTensor::KeptTensor(const at::Tensor& tensor, EventNumber last_event)
     : tensor_(tensor.storage().getWeakStorageImpl(), TensorSnapshot(tensor)),
       writes_(tensor.unsafeGetTensorImpl()->version_counter()),
-      requires_grad_(tensor.requires_grad()) {
-  if (writes_.enabled()) {
-    version_ = writes_.current_version();
-  } else {
-    last_event_ = last_write(tensor);
-  }
-}
+      version_(writes_.enabled() ? writes_.current_version() : 0),
+      last_event_(last_event),
+      requires_grad_(tensor.requires_grad()) {}
 
 bool KeptTensor::is_possible(const at::Tensor& tensor) {
   const bool is_plain = !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python) &&
@@ -75,14 +79,17 @@ at::Tensor KeptTensor::lock() const {
 }
 
 bool KeptTensor::is_unchanged() const {
-  return writes_.enabled() ? writes_.current_version() == version_ : last_write(tensor_.lock()) == last_event_;
+  const bool is_same_version = !writes_.enabled() || writes_.current_version() == version_;
+  const at::Tensor tensor = tensor_.lock();
+  return is_same_version && Devices::Lock(devices()).journal().last_event(tensor) == last_event_;
 }
 
 void KeptInputs::keep(std::vector<py::object>& arguments, int64_t max_bytes) {
+  const std::vector<EventNumber> last_events = last_events_of(arguments);
   for (size_t i = 0; i < arguments.size(); ++i) {
     const at::Tensor* const tensor = tensor_in(arguments[i]);
     if (tensor == nullptr) continue;
-    KeptTensor& kept = arguments_.emplace_back(Argument{i, KeptTensor(*tensor)}).tensor;
+    KeptTensor& kept = arguments_.emplace_back(Argument{i, KeptTensor(*tensor, last_events[i])}).tensor;
     const bool is_weight = tensor->is_leaf() && tensor->requires_grad();
     const int64_t bytes = bytes_of_arguments_ + bytes_of(*tensor);
     if (!is_weight && bytes <= max_bytes) {

@@ -20,7 +20,8 @@ namespace torchnan {
 // autograd graph, and torch.utils.swap_tensors() would fail.
 class KeptTensor {
  public:
-  explicit KeptTensor(const at::Tensor& tensor);
+  // `last_event`: the one that last wrote the tensor on a device.
+  KeptTensor(const at::Tensor& tensor, EventNumber last_event);
 
   // Whether a tensor can be kept: it consists of its memory, shape and dtype.
   static bool is_possible(const at::Tensor& tensor);
@@ -33,9 +34,9 @@ class KeptTensor {
  private:
   WeakTensor tensor_;
   c10::Storage held_;
-  c10::VariableVersion writes_;  // counts them, except in inference mode
+  c10::VariableVersion writes_;  // counts them, except in inference mode and through `data`
   uint32_t version_ = 0;
-  EventNumber last_event_ = 0;  // that wrote it, in inference mode
+  EventNumber last_event_;
   bool requires_grad_;
 };
 

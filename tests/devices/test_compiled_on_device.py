@@ -355,11 +355,13 @@ def test_a_late_replay_draws_the_random_numbers_of_the_call(device):
 
 def test_an_input_that_was_overwritten_is_not_used(device):
     compiled = torch.compile(lambda x: torch.log(x))
-    for mode in (torch.no_grad, torch.inference_mode):
+    fill = {torch.no_grad: lambda x: x.fill_(-1), torch.inference_mode: lambda x: x.fill_(-1)}
+    fill[torch.enable_grad] = lambda x: x.data.fill_(-1)  # another version counter
+    for mode in fill:
         with mode(), torchnan.detect(action="log") as watch:
             x = torch.ones(4).to(device) - 1
             y = compiled(x)
-            x.fill_(-1)
+            fill[mode](x)
             y.sum().item()
         assert watch.first.compiled.obstacle == OVERWRITTEN
 
