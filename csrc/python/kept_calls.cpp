@@ -27,10 +27,13 @@ struct KeptCall {
 };
 std::deque<KeptCall>& kept = *new std::deque<KeptCall>;  // guarded by the GIL; never destroyed: Python ends before
 
-void forget_first() {
-  const auto call = std::move(kept.front().call);
-  kept.pop_front();
-  call->forget();
+// Forgets the calls that fulfil a condition. Forgetting one may run code of the program.
+template <typename Condition>
+void forget_if(Condition&& is_forgotten) {
+  std::deque<KeptCall> others, forgotten;
+  for (KeptCall& one : kept) (is_forgotten(one) ? forgotten : others).push_back(std::move(one));
+  kept.swap(others);
+  for (const KeptCall& one : forgotten) one.call->forget();
 }
 
 // Makes a session the current one of this thread, for a while.
@@ -72,14 +75,20 @@ LateReplay replay_kept_call(DetectionSession& session, uint64_t event, KindsOfEv
 }  // namespace
 
 void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
+  const SessionNumber number(session);
   const int64_t step = session.step();
-  const int64_t max_bytes = session.options().max_copied_bytes;
+  const auto is_of_other_step = [&](const KeptCall& one) {
+    return one.session == number && one.step != step && one.step != step - 1;  // numbers may start again
+  };
+  if (std::any_of(kept.begin(), kept.end(), is_of_other_step)) forget_if(is_of_other_step);
   int64_t bytes = call->bytes_kept() + bytes_of_kept_calls();
-  while (!kept.empty() && (kept.size() == kMaxCalls || bytes > max_bytes || kept.front().step < step - 1)) {
-    bytes -= kept.front().call->bytes_kept();
-    forget_first();
+  while (!kept.empty() && (kept.size() == kMaxCalls || bytes > session.options().max_copied_bytes)) {
+    const KeptCall oldest = std::move(kept.front());
+    kept.pop_front();
+    bytes -= oldest.call->bytes_kept();
+    oldest.call->forget();
   }
-  kept.push_back({std::move(call), SessionNumber(session), step});
+  kept.push_back({std::move(call), number, step});
 }
 
 int64_t bytes_of_kept_calls() {
@@ -90,10 +99,7 @@ int64_t bytes_of_kept_calls() {
 
 void forget_kept_calls(DetectionSession& session) {
   const SessionNumber number(session);
-  std::deque<KeptCall> others, its;
-  for (KeptCall& one : kept) (one.session == number ? its : others).push_back(std::move(one));
-  kept.swap(others);
-  for (const KeptCall& one : its) one.call->forget();  // which may run code of the program
+  forget_if([&](const KeptCall& one) { return one.session == number; });
 }
 
 void install_late_replays() { set_late_replayer(&replay_kept_call); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "device/devices.h"
@@ -61,6 +62,7 @@ void note_root_gradients(c10::ArrayRef<at::Tensor> gradients) {
 
 KeptTensor::KeptTensor(const at::Tensor& tensor, EventNumber last_event)
     : tensor_(tensor.storage().getWeakStorageImpl(), TensorSnapshot(tensor)),
+      empty_(tensor.numel() == 0 ? alias_of(tensor) : at::Tensor()),
       writes_(tensor.unsafeGetTensorImpl()->version_counter()),
       version_(writes_.enabled() ? writes_.current_version() : 0),
       last_event_(last_event),
@@ -69,10 +71,14 @@ KeptTensor::KeptTensor(const at::Tensor& tensor, EventNumber last_event)
 bool KeptTensor::is_possible(const at::Tensor& tensor) {
   const bool is_plain = !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python) &&
                         tensor.layout() == c10::kStrided && tensor.has_storage();
-  return is_plain && tensor.dim() <= int64_t{TensorSnapshot::kMaxDims} && tensor.storage().data() != nullptr;
+  return is_plain && tensor.dim() <= int64_t{TensorSnapshot::kMaxDims} &&
+         (tensor.numel() == 0 || tensor.storage().data() != nullptr);
 }
 
+// In inference mode, a tensor that is made has no gradient.
 at::Tensor KeptTensor::lock() const {
+  if (empty_.defined()) return empty_;
+  const c10::InferenceMode as_then(!writes_.enabled());
   at::Tensor alive = tensor_.lock();
   if (alive.defined() && requires_grad_) alive.set_requires_grad(true);
   return alive;
@@ -80,7 +86,7 @@ at::Tensor KeptTensor::lock() const {
 
 bool KeptTensor::is_unchanged() const {
   const bool is_same_version = !writes_.enabled() || writes_.current_version() == version_;
-  const at::Tensor tensor = tensor_.lock();
+  const at::Tensor tensor = lock();
   return is_same_version && Devices::Lock(devices()).journal().last_event(tensor) == last_event_;
 }
 

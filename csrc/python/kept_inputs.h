@@ -33,6 +33,7 @@ class KeptTensor {
 
  private:
   WeakTensor tensor_;
+  at::Tensor empty_;  // a tensor without elements has no memory
   c10::Storage held_;
   c10::VariableVersion writes_;  // counts them, except in inference mode and through `data`
   uint32_t version_ = 0;

@@ -444,6 +444,47 @@ def test_the_graph_of_an_argument_is_not_kept(machine, device):
         assert saved() is None
 
 
+def test_steps_that_are_counted_anew_keep_no_more_inputs(device):
+    compiled = torch.compile(lambda x: (x + 1).sum())
+    kept = []
+    with torchnan.detect(action="log") as watch:
+        for step in (1, 2, 3, 1, 2, 3):
+            watch.mark_step(step)
+            x = torch.zeros(4).to(device)
+            kept.append(weakref.ref(x.untyped_storage()))
+            compiled(x)
+            del x
+        assert [i for i, reference in enumerate(kept) if reference() is not None] == [4, 5]
+
+
+def test_a_session_inside_forgets_no_call_of_the_one_around(device):
+    compiled = torch.compile(lambda x: torch.log(x))
+    with torchnan.detect(action="log") as watch:
+        bad = compiled(torch.zeros(4).to(device))
+        with torchnan.detect(action="log") as inside:
+            inside.mark_step(7)
+            compiled(torch.ones(4).to(device))
+        bad.sum().item()
+    assert (watch.first.op, watch.first.step) == ("aten::log", 1)
+
+
+def test_a_call_with_an_empty_argument_is_replayed(device):
+    compiled = torch.compile(lambda x, y: torch.log(torch.cat([x, y])))
+    with torchnan.detect(action="log") as watch:
+        compiled(torch.zeros(4).to(device), torch.ones(0).to(device)).sum().item()
+    assert watch.first.op == "aten::log"
+
+
+def test_a_gradient_that_is_read_in_inference_mode_is_named(device):
+    compiled = torch.compile(lambda x: torch.sqrt(x).sum())
+    x = torch.zeros(4).to(device).requires_grad_()
+    with torchnan.detect(action="log") as watch:
+        compiled(x).backward()
+        with torch.inference_mode():
+            x.grad.sum().item()
+    assert (watch.first.op, watch.first.node) == ("aten::div", "SqrtBackward0")
+
+
 def test_weights_are_not_kept_alive(device):
     model = torch.nn.Linear(4, 4).to(device)
     weight = weakref.ref(model.weight.untyped_storage())
