@@ -81,12 +81,11 @@ void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
     return one.session == number && one.step != step && one.step != step - 1;  // numbers may start again
   };
   if (std::any_of(kept.begin(), kept.end(), is_of_other_step)) forget_if(is_of_other_step);
+  if (kept.size() == kMaxCalls) forget_if([&](const KeptCall& one) { return &one == &kept.front(); });
   int64_t bytes = call->bytes_kept() + bytes_of_kept_calls();
-  while (!kept.empty() && (kept.size() == kMaxCalls || bytes > session.options().max_copied_bytes)) {
-    const KeptCall oldest = std::move(kept.front());
-    kept.pop_front();
-    bytes -= oldest.call->bytes_kept();
-    oldest.call->forget();
+  for (auto oldest = kept.begin(); oldest != kept.end() && bytes > session.options().max_copied_bytes; ++oldest) {
+    bytes -= oldest->call->bytes_kept();
+    oldest->call->release_memory();
   }
   kept.push_back({std::move(call), number, step});
 }

@@ -12,8 +12,8 @@ namespace torchnan {
 
 class RegionCall;
 
-// Keeps a call, and forgets those of other steps of the session than this one and the last, and the oldest ones if the
-// inputs that are kept alive for all calls exceed the session's max_copied_bytes. The functions need the GIL.
+// Keeps a call, and forgets those of other steps of the session than this one and the last. Releases the memory of the
+// oldest ones if that of all calls exceeds the session's max_copied_bytes. The functions need the GIL.
 void keep(std::shared_ptr<RegionCall> call, DetectionSession& session);
 
 // Returns the bytes that all of them keep alive.

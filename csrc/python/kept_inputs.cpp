@@ -107,8 +107,7 @@ void KeptInputs::keep(std::vector<py::object>& arguments, int64_t max_bytes) {
 }
 
 void KeptInputs::keep_gradients(const py::sequence& given, int64_t max_bytes) {
-  gradients_.clear();
-  bytes_of_gradients_ = 0;
+  forget_gradients();
   std::vector<at::Tensor> kept;
   int64_t bytes = 0;
   for (const py::handle value : given) {
@@ -131,7 +130,16 @@ void KeptInputs::release_returned(c10::ArrayRef<py::object> returned) {
              return kept.defined() && kept.is_alias_of(*tensor);
            });
   };
-  if (std::none_of(returned.begin(), returned.end(), is_kept)) return;
+  if (std::any_of(returned.begin(), returned.end(), is_kept)) forget_gradients();
+}
+
+void KeptInputs::release_memory() {
+  for (Argument& argument : arguments_) argument.tensor.release_memory();
+  bytes_of_arguments_ = 0;
+  forget_gradients();
+}
+
+void KeptInputs::forget_gradients() {
   gradients_.clear();
   bytes_of_gradients_ = 0;
 }

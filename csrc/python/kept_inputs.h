@@ -27,6 +27,7 @@ class KeptTensor {
   static bool is_possible(const at::Tensor& tensor);
 
   void hold_memory(c10::Storage memory) { held_ = std::move(memory); }
+  void release_memory() { held_ = {}; }
 
   at::Tensor lock() const;  // undefined if its memory is gone
   bool is_unchanged() const;
@@ -59,6 +60,9 @@ class KeptInputs {
   // Forgets the gradients if the pass returns one of them: from then on autograd may add to it.
   void release_returned(c10::ArrayRef<pybind11::object> returned);
 
+  // Releases the held memory of arguments, and forgets the gradients.
+  void release_memory();
+
   // Returns how many bytes are held.
   int64_t bytes() const { return bytes_of_arguments_ + bytes_of_gradients_; }
 
@@ -76,6 +80,8 @@ class KeptInputs {
     size_t index;
     KeptTensor tensor;
   };
+
+  void forget_gradients();
 
   std::vector<Argument> arguments_;
   std::vector<at::Tensor> gradients_;  // aliases

@@ -137,6 +137,9 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   // Whether the call or its backward pass has a result with this event.
   bool has_result(uint64_t event) const;
 
+  // Releases the memory that a kept call holds. It can still be replayed if the program keeps its inputs.
+  void release_memory() { inputs_.release_memory(); }
+
   // Returns the bytes that are kept alive after the call.
   int64_t bytes_kept() const { return inputs_.bytes(); }
 

@@ -375,6 +375,15 @@ def test_large_inputs_are_replayed_if_the_program_keeps_them(device):
     assert [f.compiled.obstacle for f in errors(watch)] == [None, GONE]
 
 
+def test_a_call_beyond_the_limit_is_replayed_if_the_program_keeps_its_inputs(device):
+    compiled = torch.compile(lambda x: torch.log(x).sum())
+    inputs = [torch.full((1024,), float(i)).to(device) for i in range(3)]
+    with torchnan.detect(action="log", max_copied_bytes=6000) as watch:
+        results = [compiled(x) for x in inputs]
+        results[0].item()
+    assert watch.first.op == "aten::log"
+
+
 def test_inputs_are_kept_up_to_a_limit_and_not_beyond_the_detection(machine, device):
     compiled = torch.compile(lambda x: (x + 1).sum())
     kept = []
