@@ -177,8 +177,7 @@ class WindowAttribution {
 
   std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
                                                   NonfiniteKinds kinds, DetectionSession& session) {
-    if (!is_made_by_region(event, bad_inputs, kinds) || session.reports_origins())
-      return evident_provenance_of(event, bad_inputs, kinds, session);
+    if (!is_made_by_region(event, bad_inputs, kinds)) return evident_provenance_of(event, bad_inputs, kinds, session);
     resolving_.end();
     LateReplay replay = replay_late(session, event.number, [this](EventNumber number) { return kinds_at(number); });
     if (replay.provenance != nullptr) return replay.provenance;

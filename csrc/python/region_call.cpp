@@ -31,6 +31,7 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
+constexpr const char* kDiscarded = "its compiled code was discarded before the device reported";
 constexpr const char* kFiniteReplay = "its replay gave finite values";
 constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
 
@@ -417,8 +418,7 @@ LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
   if (!results.is_replayed) {
     std::string obstacle = inputs_.obstacle(&results == &backward_);
     if (!obstacle.empty()) return {nullptr, std::move(obstacle)};
-    results.is_replayed = true;
-    find_late(results, kinds_of);
+    if (!find_late(results, kinds_of)) return {nullptr, kDiscarded};
   }
   for (const auto& [index, number] : results.events) {
     const auto found = number == event ? results.found.find(index) : results.found.end();
@@ -427,8 +427,9 @@ LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
   return {nullptr, kFiniteReplay};
 }
 
-// The values of results that still exist are compared with those of the replay.
-void RegionCall::find_late(LateResults& results, KindsOfEvent kinds_of) {
+// The values of results that still exist are compared with those of the replay. Returns false if the compiled region
+// does not exist any more.
+bool RegionCall::find_late(LateResults& results, KindsOfEvent kinds_of) {
   BadValues bad;
   std::vector<at::Tensor> values;
   for (const auto& [index, number] : results.events) {
@@ -438,11 +439,14 @@ void RegionCall::find_late(LateResults& results, KindsOfEvent kinds_of) {
     if (kinds.any() && values[index].defined()) kinds = kinds_anywhere(values[index]);
     if (kinds.any()) bad.emplace_back(index, bits_of(kinds));
   }
+  results.is_replayed = true;
   const bool is_backward = &results == &backward_;
   const py::object tangents = is_backward ? py::cast(inputs_.gradients()) : py::object(py::none());
   const py::object found = border_->explain_late(shared_from_this(), bad, values, tangents);
+  if (found.is_none()) return false;
   for (const auto& [index, handle] : found.cast<std::map<size_t, ProvenanceHandle>>())
     results.found[index] = handle.provenance;
+  return true;
 }
 
 void RegionCall::record_argument(size_t index) {

@@ -202,7 +202,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   bool has_to_be_followed() const;
   bool may_be_kept() const;
   void keep_gradients(const pybind11::tuple& args);
-  void find_late(LateResults& results, KindsOfEvent kinds_of);
+  bool find_late(LateResults& results, KindsOfEvent kinds_of);
   void note_randomness();
   std::shared_ptr<const ReplayedRegion> region_on_device() const;
   BadValues check_all(const Objects& values, DetectionSession& session, const DeviceCheck::Arguments& arguments,

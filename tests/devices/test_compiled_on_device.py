@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchnan
-from torchnan.detection.compiled import random_numbers
+from torchnan.detection.compiled import random_numbers, region
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -492,6 +492,15 @@ def test_a_gradient_that_is_read_in_inference_mode_is_named(device):
         with torch.inference_mode():
             x.grad.sum().item()
     assert (watch.first.op, watch.first.node) == ("aten::div", "SqrtBackward0")
+
+
+def test_code_that_is_discarded_is_not_replayed(device, monkeypatch):
+    monkeypatch.setattr(region, "_weakly", lambda discarded, call: lambda *given: None)
+    compiled = torch.compile(lambda x: torch.log(x).sum())
+    with torchnan.detect(action="log") as watch:
+        compiled(torch.zeros(4).to(device)).item()
+        assert watch.stats()["internal_errors"] == 0
+    assert watch.first.compiled.obstacle == f"its compiled code was discarded before the device reported{NEXT}"
 
 
 def test_weights_are_not_kept_alive(device):
