@@ -29,6 +29,7 @@
 #include "python/frame_walk.h"
 #include "python/kept_inputs.h"
 #include "python/region_call.h"
+#include "python/tensor_in.h"
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
@@ -42,10 +43,6 @@ struct Roots {
   c10::SmallVector<at::Tensor, 2> tensors;
   c10::SmallVector<at::Tensor, 2> gradients;
 };
-
-const at::Tensor* tensor_in(const py::handle& value) {
-  return value && THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
-}
 
 // Adds a root. A wrapper subclass has its values in tensors inside: a DTensor the part of this rank.
 void add_root(const py::handle& root, const py::handle& gradient, Roots& found) {

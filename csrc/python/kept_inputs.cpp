@@ -4,18 +4,14 @@
 #include <utility>
 
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include "device/devices.h"
+#include "python/tensor_in.h"
 
 namespace py = pybind11;
 
 namespace torchnan {
 namespace {
-
-const at::Tensor* tensor_in(const py::handle& value) {
-  return THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
-}
 
 // Of the last backward pass that has begun; guarded by the GIL. Never destroyed: threads may outlive static
 // destructors.

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <limits>
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include "detection/thread_state.h"
 #include "intercept/proved_step.h"
+#include "python/tensor_in.h"
 
 namespace py = pybind11;
 
@@ -31,11 +30,6 @@ double number(PyObject* object) {
   int overflow = 0;
   const auto whole = static_cast<double>(PyLong_AsLongAndOverflow(object, &overflow));
   return overflow == 0 ? whole : std::numeric_limits<double>::quiet_NaN();
-}
-
-// Null if the object is not a tensor.
-const at::Tensor* tensor(PyObject* object) {
-  return object != nullptr && THPVariable_Check(object) ? &THPVariable_Unpack(object) : nullptr;
 }
 
 // The keys of a parameter's state. Created once, because they are looked up for each parameter.
@@ -76,15 +70,15 @@ struct Group {
 };
 
 bool add_parameter(ProvedStep& step, PyObject* parameter, States& states, const Group& group) {
-  const at::Tensor* const updated = tensor(parameter);
+  const at::Tensor* const updated = tensor_in(parameter);
   if (updated == nullptr) return false;
   const at::Tensor& gradient = updated->grad();
   if (!gradient.defined()) return true;  // a parameter without a gradient is not updated
   PyObject* const own = states.of(parameter);
-  const at::Tensor* const first = tensor(item(own, keys->first_moment));
-  const at::Tensor* const second = tensor(item(own, keys->second_moment));
-  const at::Tensor* const largest = group.is_amsgrad ? tensor(item(own, keys->largest_second_moment)) : nullptr;
-  const at::Tensor* const steps = tensor(item(own, keys->steps));
+  const at::Tensor* const first = tensor_in(item(own, keys->first_moment));
+  const at::Tensor* const second = tensor_in(item(own, keys->second_moment));
+  const at::Tensor* const largest = group.is_amsgrad ? tensor_in(item(own, keys->largest_second_moment)) : nullptr;
+  const at::Tensor* const steps = tensor_in(item(own, keys->steps));
   if (first == nullptr || second == nullptr || steps == nullptr) return false;
   if (group.is_amsgrad && largest == nullptr) return false;
   return step.add({*updated, gradient, *first, *second, largest, *steps}, group.hyperparameters, group.results);

@@ -13,7 +13,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include "api/region_border.h"
 #include "detection/error_containment.h"
@@ -24,6 +23,7 @@
 #include "python/convert.h"
 #include "python/kept_calls.h"
 #include "python/stack_table.h"
+#include "python/tensor_in.h"
 #include "scan/tensor_scan.h"
 
 namespace py = pybind11;
@@ -36,10 +36,6 @@ constexpr const char* kFiniteReplay = "its replay gave finite values";
 constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
 
 thread_local bool runs_on_device = false;
-
-const at::Tensor* tensor_in(const py::handle& value) {
-  return THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
-}
 
 bool is_subclass(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
