@@ -23,15 +23,6 @@ namespace {
 constexpr const char* kCounting = "counting non-finite values on a device";
 constexpr const char* kFollowed = "; its next call is replayed if it makes one too";
 
-at::Tensor live_tensor(const Event& event) {
-  WeakTensor tensor;
-  {
-    Devices::Lock locked(devices());
-    tensor = locked.journal().find_tensor(event);
-  }
-  return tensor.lock();
-}
-
 void fill_tensor(const Event& event, const DetectionSession& session, Finding& facts) {
   const TensorSnapshot& then = event.tensor;
   facts.device = then.device.str();

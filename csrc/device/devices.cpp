@@ -20,6 +20,15 @@ const AtForkChild at_fork_child([] { of_process.forget_after_fork(); });
 
 Devices& devices() { return of_process; }
 
+at::Tensor live_tensor(const Event& event) {
+  WeakTensor tensor;
+  {
+    Devices::Lock locked(devices());
+    tensor = locked.journal().find_tensor(event);
+  }
+  return tensor.lock();
+}
+
 c10::MaybeOwned<at::Tensor> scannable(const at::Tensor& tensor) {
   using Values = c10::MaybeOwned<at::Tensor>;
   if (is_scannable_itself(tensor)) return Values::borrowed(tensor);

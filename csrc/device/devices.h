@@ -175,4 +175,8 @@ class TORCHNAN_API Devices {
 // Returns the devices of the process.
 TORCHNAN_API Devices& devices();
 
+// Returns the tensor that an event has written; undefined if it is gone or was written again. The caller must not hold
+// the lock.
+TORCHNAN_API at::Tensor live_tensor(const Event& event);
+
 }  // namespace torchnan

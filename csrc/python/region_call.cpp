@@ -83,17 +83,6 @@ int64_t version_of(const py::object& argument) {
   return tensor == nullptr || tensor->is_inference() ? -1 : static_cast<int64_t>(tensor->_version());
 }
 
-// Returns the tensor that an event has written; undefined if it does not exist any more.
-at::Tensor live_tensor(EventNumber number) {
-  WeakTensor tensor;
-  {
-    Devices::Lock locked(devices());
-    const Event* const event = locked.journal().find(number);
-    if (event != nullptr) tensor = locked.journal().find_tensor(*event);
-  }
-  return tensor.lock();
-}
-
 }  // namespace
 
 at::Tensor random_state_of(c10::Device device) {
@@ -430,7 +419,8 @@ bool RegionCall::find_late(LateResults& results, KindsOfEvent kinds_of) {
   std::vector<at::Tensor> values;
   for (const auto& [index, number] : results.events) {
     values.resize(std::max(values.size(), index + 1));
-    values[index] = live_tensor(number);
+    const auto event = Devices::Lock(devices()).copy_of(number);
+    if (event) values[index] = live_tensor(*event);
     NonfiniteKinds kinds = kinds_of(number);
     if (kinds.any() && values[index].defined()) kinds = kinds_anywhere(values[index]);
     if (kinds.any()) bad.emplace_back(index, bits_of(kinds));
