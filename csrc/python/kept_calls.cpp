@@ -81,7 +81,11 @@ void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
     return one.session == number && one.step != step && one.step != step - 1;  // numbers may start again
   };
   if (std::any_of(kept.begin(), kept.end(), is_of_other_step)) forget_if(is_of_other_step);
-  if (kept.size() == kMaxCalls) forget_if([&](const KeptCall& one) { return &one == &kept.front(); });
+  if (kept.size() == kMaxCalls) {
+    const KeptCall oldest = std::move(kept.front());
+    kept.pop_front();
+    oldest.call->forget();
+  }
   int64_t bytes = call->bytes_kept() + bytes_of_kept_calls();
   for (auto oldest = kept.begin(); oldest != kept.end() && bytes > session.options().max_copied_bytes; ++oldest) {
     bytes -= oldest->call->bytes_kept();
