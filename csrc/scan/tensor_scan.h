@@ -61,20 +61,17 @@ inline constexpr c10::DispatchKeySet kFunctorchKeys({
 inline constexpr c10::DispatchKeySet kWrapperKeys =
     kFunctorchKeys | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor});
 
-// Whether a tensor is strided, in memory of the host. The keys decide this for nearly all tensors.
-inline bool is_dense_on_host(const c10::TensorImpl& impl) {
+// Whether a tensor is strided, with this key. The keys decide this for nearly all tensors.
+inline bool is_dense(const c10::TensorImpl& impl, c10::DispatchKey key) {
   const c10::DispatchKeySet keys = impl.key_set();
-  return keys.has_all(c10::DispatchKeySet(c10::DispatchKey::CPU)) && !keys.has_any(kWrapperKeys) &&
+  return keys.has_all(c10::DispatchKeySet(key)) && !keys.has_any(kWrapperKeys) &&
          impl.unsafe_storage().unsafeGetStorageImpl() != nullptr && !impl.has_symbolic_sizes_strides();
 }
 
-// The same in memory of a device that may have a scanner.
+// The same in memory of the host, and of a device that may have a scanner.
+inline bool is_dense_on_host(const c10::TensorImpl& impl) { return is_dense(impl, c10::DispatchKey::CPU); }
 inline bool is_dense_on_device(const c10::TensorImpl& impl) {
-  constexpr c10::DispatchKeySet kCuda(c10::DispatchKey::CUDA);
-  constexpr c10::DispatchKeySet kOther(c10::DispatchKey::PrivateUse1);
-  const c10::DispatchKeySet keys = impl.key_set();
-  return (keys.has_all(kCuda) || keys.has_all(kOther)) && !keys.has_any(kWrapperKeys) &&
-         impl.unsafe_storage().unsafeGetStorageImpl() != nullptr && !impl.has_symbolic_sizes_strides();
+  return is_dense(impl, c10::DispatchKey::CUDA) || is_dense(impl, c10::DispatchKey::PrivateUse1);
 }
 
 // The rest of is_plain(): whether the values lie in memory of the host or a device as the sizes say, and the sizes are
