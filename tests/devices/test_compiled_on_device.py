@@ -33,18 +33,24 @@ class Model(torch.nn.Module):
         return self.last(x).square().mean()
 
 
-def training(device):
-    """Returns a compiled model, and a function that trains it for a step with a factor."""
+def loss_of(device):
+    """Returns a compiled model, and a function that computes its loss with a factor."""
     torch.manual_seed(0)
     model = Model().to(device)
     compiled = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = torch.randn(16, 8).to(device)
     factors = {value: torch.tensor(value).to(device) for value in (0.0, 1.0)}
+    return model, lambda factor: compiled(batch, factors[factor])
+
+
+def training(device):
+    """Returns a compiled model, and a function that trains it for a step with a factor."""
+    model, loss = loss_of(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(factor=1.0):
         optimizer.zero_grad()
-        compiled(batch, factors[factor]).backward()
+        loss(factor).backward()
         optimizer.step()
 
     return model, step
@@ -185,16 +191,6 @@ def test_a_value_that_was_there_before_detection_is_the_input(device):
 
 
 # -- the replay of a call that has returned
-
-
-def loss_of(device):
-    """Returns a model, and a function that computes its loss with a factor."""
-    torch.manual_seed(0)
-    model = Model().to(device)
-    compiled = torch.compile(model)
-    batch = torch.randn(16, 8).to(device)
-    factors = {value: torch.tensor(value).to(device) for value in (0.0, 1.0)}
-    return model, lambda factor: compiled(batch, factors[factor])
 
 
 def assert_names_the_logarithm(found):
