@@ -230,7 +230,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   size_t boxed_ = 0;         // number of arguments in a list, which the call empties
   ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
   bool has_collectives_ = false;
-  bool has_other_tensors_ = false;     // whether an argument is sparse, empty or of a subclass, for example
+  bool has_other_tensors_ = false;     // whether an argument is sparse or of a subclass, for example
   std::optional<c10::Device> device_;  // of the first argument that is not on the host, or of the results
   bool is_followed_ = false;           // whether it waits for its results on devices, and may be replayed
   bool is_kept_ = false;               // whether it may be replayed later
