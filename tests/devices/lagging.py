@@ -34,6 +34,7 @@ class Lagging:
         module.is_available = lambda: True  # type: ignore[attr-defined]
         module.device_count = lambda: 2  # type: ignore[attr-defined]
         module.current_device = lambda: 0  # type: ignore[attr-defined]
+        module.device = lambda device: torch.accelerator.device_index(torch.device(device).index)  # type: ignore[attr-defined]
         module.is_initialized = lambda: True  # type: ignore[attr-defined]
         module.Stream = lambda priority=0: torch.Stream(device="lagging:0")  # type: ignore[attr-defined]
         module.stream = lambda stream: stream  # type: ignore[attr-defined]
