@@ -19,5 +19,4 @@ def go_there():
         from tests.devices.compiler import register
 
         register(machine)
-        torch._inductor.config.cpp.simdlen = 1  # vectorized kernels draw no random numbers there
     torch._dynamo.reset()

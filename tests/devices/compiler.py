@@ -25,6 +25,7 @@ def register(machine: Lagging) -> None:
     common.register_backend_for_device(_NAME, cpp.CppScheduling, _Wrapper)
     common.register_device_op_overrides(_NAME, CpuDeviceOpOverrides())
     device_interface.register_interface_for_device(_NAME, device_interface.CpuInterface)
+    config.cuda_backend = "cpp"  # type: ignore[assignment]  # Inductor asks this of every device that it does not know
     for name in ("loop_ordering_after_fusion", "loop_reindexing_after_fusion"):  # their code is for GPUs
         if hasattr(config, name):
             setattr(config, name, False)

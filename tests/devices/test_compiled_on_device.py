@@ -342,7 +342,6 @@ def test_a_region_without_arguments_is_replayed(device):
     assert (watch.first.op, watch.first.compiled.replay) == ("aten::log", "traced")
 
 
-@torch._inductor.config.patch("cpp.simdlen", 1)
 def test_a_late_replay_draws_the_random_numbers_of_the_call(device):
     finding, total = finding_and_total(device, of_two_draws, calls=1)
     assert (finding.op, finding.line) == ("aten::log", line_of(logarithms, "torch.log"))
@@ -662,7 +661,6 @@ def test_a_report_concerns_its_session_alone(machine, device):
     assert watch.first.compiled.obstacle == GONE
 
 
-@torch._inductor.config.patch("cpp.simdlen", 1)  # vectorized kernels draw no random numbers on the lagging device
 def test_a_replay_changes_neither_values_nor_random_numbers(device):
     @torch.compile
     def noisy(x, y):
@@ -719,7 +717,6 @@ def of_dropped(x):
     return logarithms(x, torch.nn.functional.dropout(dropped, 0.5).sum())
 
 
-@torch._inductor.config.patch("cpp.simdlen", 1)
 @pytest.mark.parametrize("function", [of_two_draws, of_dropped])
 def test_a_replay_draws_the_random_numbers_of_the_call(device, function):
     finding, total = finding_and_total(device, function)
@@ -728,7 +725,6 @@ def test_a_replay_draws_the_random_numbers_of_the_call(device, function):
     assert finding.inputs[0].absmax == pytest.approx(total, rel=1e-5)
 
 
-@torch._inductor.config.patch("cpp.simdlen", 1)
 def test_a_replay_that_would_draw_other_numbers_is_discarded(device, monkeypatch):
     monkeypatch.setattr(random_numbers, "seed_counts", lambda graph: {})
     finding, total = finding_and_total(device, of_two_draws)
