@@ -10,7 +10,6 @@
 #include "call_sites/current_call_site.h"
 #include "device/devices.h"
 #include "device/resolve.h"
-#include "operators/op_plan.h"
 #include "origin/harm.h"
 #include "origin/host_queries.h"
 #include "origin/origin_records.h"
@@ -232,8 +231,20 @@ void record_region_use(const at::Tensor& argument, bool is_compared) {
   record_use(*provenance, comparison_in_region, node ? node->execution_id : 0);
 }
 
-void record_region_allocation(const at::Tensor& result, SiteId site, const std::string& op) {
-  bound_cache().record_uninitialized(result, site, &op);
+OpPlan allocation_plan(std::string op) {
+  OpPlan plan;
+  plan.name = std::move(op);
+  plan.handling = OpPlan::Handling::kAllocate;
+  plan.returns_allocation = true;
+  return plan;
+}
+
+void record_region_allocation(DetectionSession& session, const at::Tensor& result, SiteId site, const OpPlan& op) {
+  if (result.is_cpu()) return bound_cache().record_uninitialized(result, site, &op.name);
+  DeviceCheck check(op, ThreadState::current(), session, site);
+  check.begin_results({}, nullptr);
+  check.add_result(result, 0, {});
+  check.record();
 }
 
 void record_copy(const at::Tensor& tensor, const at::Tensor& copy) {

@@ -16,6 +16,7 @@
 #include "detection/thread_state.h"
 #include "device/device_check.h"
 #include "host/host_runtime.h"
+#include "operators/op_plan.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
 #include "scan/nonfinite_kinds.h"
@@ -91,9 +92,13 @@ TORCHNAN_API std::vector<NonfiniteRegistry::ProvenancePtr> repeated_in_this_call
 // comparison in the region depends on it.
 TORCHNAN_API void record_region_use(const at::Tensor& argument, bool is_compared);
 
-// Records that a region has returned memory that it allocated but did not write: at `site`, by `op`, which must outlive
-// all records.
-TORCHNAN_API void record_region_allocation(const at::Tensor& result, SiteId site, const std::string& op);
+// Returns the plan of an operator that allocates, as far as records of memory that a region allocates need it.
+TORCHNAN_API OpPlan allocation_plan(std::string op);
+
+// Records that a region has returned memory that it allocated but did not write: at `site`, by an operator whose plan
+// must outlive all records.
+TORCHNAN_API void record_region_allocation(DetectionSession& session, const at::Tensor& result, SiteId site,
+                                           const OpPlan& op);
 
 // Copies the record of a non-finite or uninitialized tensor to its copy.
 TORCHNAN_API void record_copy(const at::Tensor& tensor, const at::Tensor& copy);

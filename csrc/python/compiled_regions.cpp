@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <set>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -169,11 +169,14 @@ void record_fused(const at::Tensor& result, const std::string& op) {
   if (const auto session = ThreadState::current().shared_session()) record_fused_origin(*session, result, op);
 }
 
-// Names of operators that allocate; guarded by the GIL. Never destroyed: the bound cache keeps their addresses.
-std::set<std::string>& allocating_operators = *new std::set<std::string>;
+// By the names of operators that allocate; guarded by the GIL. Never destroyed: records keep their addresses.
+std::map<std::string, OpPlan>& allocation_plans = *new std::map<std::string, OpPlan>;
 
 void record_allocation(const at::Tensor& result, SiteId site, const std::string& op) {
-  record_region_allocation(result, site, *allocating_operators.insert(op).first);
+  const auto session = ThreadState::current().shared_session();
+  if (session == nullptr) return;
+  const OpPlan& plan = allocation_plans.try_emplace(op, allocation_plan(op)).first->second;
+  record_region_allocation(*session, result, site, plan);
 }
 
 // Returns the provenance of a non-finite argument of a region that cannot be followed; nothing if it is finite.

@@ -182,6 +182,21 @@ def test_an_error_is_raised_at_the_region_if_asked(device, machine):
     assert_names_the_logarithm(raised.value.finding)
 
 
+def test_memory_that_a_region_returns_unwritten_is_named_where_it_was_allocated(machine, device):
+    @torch.compile
+    def cache_of(x):
+        return torch.empty(4, 4, device=x.device), x + 1
+
+    x = torch.ones(4, 4).to(device)
+    with torchnan.detect(action="log") as watch:
+        cache, moved = cache_of(x)
+        machine.put(cache, float("nan"))  # as memory that is used again may hold
+        (cache * moved).sum().item()
+    found = watch.first
+    assert (found.origin, found.op, found.line) == ("uninit", "aten::empty", line_of(cache_of, "torch.empty"))
+    assert len(errors(watch)) == 1
+
+
 def test_a_value_that_was_there_before_detection_is_the_input(device):
     compiled = torch.compile(lambda x: x.relu().sum())
     x = torch.full((4,), float("nan")).to(device)
