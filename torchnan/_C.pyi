@@ -132,6 +132,7 @@ class RegionBorder:
     def __init__(
         self,
         mutated: list[int],
+        unread: list[int],
         own: tuple[torch.Tensor, ...],
         region: str,
         file: str,

@@ -111,6 +111,7 @@ RegionBorder::RegionBorder(const py::kwargs& given) {
     field = given[name].cast<std::decay_t<decltype(field)>>();
   };
   take("mutated", mutated);
+  take("unread", unread);
   take("own", own);
   facts.region = from_py_str(given["region"]);
   facts.file = from_py_str(given["file"]);
@@ -268,6 +269,7 @@ void RegionCall::forget() {
   arguments_.clear();
   versions_.clear();
   copied_indices_.clear();
+  unread_.clear();
   written_.clear();
   received_.clear();
   random_state_.reset();
@@ -278,8 +280,10 @@ void RegionCall::forget() {
 }
 
 py::list RegionCall::arguments() const {
+  const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
   py::list list = list_of(arguments_);
   inputs_.restore(list);
+  for (const Unread& one : unread_) list[one.index] = py::cast(at::zeros(one.sizes, one.options));
   return list;
 }
 
@@ -372,8 +376,10 @@ bool RegionCall::has_to_be_followed() const {
 // A device can replay a call later if nothing has to be copied for that. A list of arguments is emptied by the call, so
 // that the values in it can be freed. The graph's own tensors would be kept alive with the region.
 bool RegionCall::may_be_kept() const {
-  const bool has_arguments_alone = border_->own.empty() && border_->mutated.empty() && boxed_ == 0;
-  return has_arguments_alone && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
+  const bool has_arguments_alone = border_->own.empty() && boxed_ == 0;
+  const bool has_copies = std::any_of(copied_indices_.begin(), copied_indices_.end(),
+                                      [this](size_t index) { return has_to_be_copied(index); });
+  return has_arguments_alone && !has_copies && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
 }
 
 void RegionCall::keep_gradients(const py::tuple& args) {
@@ -493,7 +499,7 @@ void RegionCall::record_mutated(int64_t max_bytes) {
   for (const size_t i : border_->mutated) {
     const at::Tensor* tensor = i < arguments_.size() ? tensor_in(arguments_[i]) : nullptr;
     if (tensor == nullptr) continue;
-    bytes += static_cast<int64_t>(tensor->nbytes());
+    if (has_to_be_copied(i)) bytes += static_cast<int64_t>(tensor->nbytes());
     copied_indices_.push_back(i);
     written_.push_back(arguments_[i]);
   }
@@ -503,11 +509,25 @@ void RegionCall::record_mutated(int64_t max_bytes) {
   }
 }
 
+// A value that is not finite has an origin, which a replay looks up.
+bool RegionCall::has_to_be_copied(size_t index) const {
+  if (!contains(border_->unread, index)) return true;
+  const at::Tensor& tensor = *tensor_in(arguments_[index]);
+  return is_subclass(tensor) || (tensor.is_cpu() && nonfinite_registry().in_use() && kinds_of(tensor).any());
+}
+
 // Keeps overwritten arguments in their previous state. The tensor itself would refer to the node that holds this call.
 void RegionCall::keep_mutated() {
   if (!obstacle_.empty() && nonfinite_registry().in_use()) record_given();
   for (const size_t i : copied_indices_) {
-    arguments_[i] = obstacle_.empty() ? py::cast(copied(*tensor_in(arguments_[i]))) : py::object(py::none());
+    const at::Tensor& tensor = *tensor_in(arguments_[i]);
+    py::object kept = py::none();
+    if (obstacle_.empty() && has_to_be_copied(i)) {
+      kept = py::cast(copied(tensor));
+    } else if (obstacle_.empty()) {
+      unread_.push_back({i, tensor.sizes().vec(), tensor.options()});
+    }
+    arguments_[i] = std::move(kept);
   }
 }
 

@@ -53,6 +53,7 @@ using BadValues = std::vector<std::pair<size_t, int>>;
 // The facts about a region that are the same for every call.
 struct RegionBorder {
   std::vector<size_t> mutated;        // indices of the arguments that a call overwrites
+  std::vector<size_t> unread;         // those among them of whose previous values no other result depends
   pybind11::tuple own;                // the graph's own tensors, which precede the arguments
   CompiledRegion facts;               // the compiled function, and why no call can be replayed, if so
   pybind11::function parts;           // returns the plain tensors that a wrapper subclass consists of
@@ -173,6 +174,13 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
  private:
   using Objects = c10::SmallVector<pybind11::object, 16>;
 
+  // An argument that a call overwrites without reading it: a replay gets zeros.
+  struct Unread {
+    size_t index;
+    std::vector<int64_t> sizes;
+    at::TensorOptions options;
+  };
+
   // What a kept call, or its backward pass, has returned.
   struct LateResults {
     std::vector<std::pair<size_t, uint64_t>> events;  // indices of the results, and the events that recorded them
@@ -190,6 +198,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record(const pybind11::tuple& args, const Options& options);
   void record_argument(size_t index);
   void record_mutated(int64_t max_bytes);
+  bool has_to_be_copied(size_t index) const;
   void keep_mutated();
   template <typename Values>
   void record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const;
@@ -211,10 +220,11 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   bool is_untouched() const;
 
   std::shared_ptr<RegionBorder> border_;
-  std::vector<pybind11::object> arguments_;  // the region's own tensors and its arguments
-  std::vector<int64_t> versions_;            // versions of the arguments at the end of the call
-  std::vector<size_t> copied_indices_;       // indices of overwritten arguments, which were copied before the call
-  std::vector<pybind11::object> written_;    // the tensors themselves
+  std::vector<pybind11::object> arguments_;          // the region's own tensors and its arguments
+  std::vector<int64_t> versions_;                    // versions of the arguments at the end of the call
+  std::vector<size_t> copied_indices_;               // indices of overwritten arguments, which a replay gets copies of
+  std::vector<Unread> unread_;                       // those of them that were not copied
+  std::vector<pybind11::object> written_;            // the tensors themselves
   std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its index among the node's results
   at::Tensor random_state_;                          // of the host's generator
   at::Tensor device_random_state_;                   // of that of device_

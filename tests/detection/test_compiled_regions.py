@@ -433,6 +433,56 @@ def test_an_argument_of_the_largest_size_is_copied_and_its_region_replayed():
     assert (session.first.op, session.first.compiled.replay) == ("aten::log_", "traced")
 
 
+class Normalized(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.calls = norm, nn.Buffer(torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return torch.log(self.norm(x).mean() * 0 - 1)
+
+
+def test_statistics_that_a_batch_norm_only_updates_are_not_copied():
+    models = [Normalized(nn.BatchNorm1d(3)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = torch.randn(5, 3)
+    torch.compile(models[0])(x).backward()
+    with torchnan.detect(action="log", max_copied_bytes=0) as session:
+        torch.compile(models[1])(x).backward()
+    (finding,) = session.findings
+    assert (finding.op, finding.compiled.replay) == ("aten::log", "traced")
+    state, state_without = (model.state_dict() for model in reversed(models))
+    assert all(torch.equal(state[name], state_without[name]) for name in state)
+
+
+class ReadStatistics(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x) * self.running_mean.sum()
+
+
+class ReadCounter(nn.BatchNorm1d):
+    def forward(self, x):
+        return super().forward(x) / self.num_batches_tracked
+
+
+@pytest.mark.parametrize("norm", [ReadStatistics(3), ReadCounter(3)], ids=lambda norm: type(norm).__name__)
+def test_statistics_that_a_result_depends_on_are_copied(norm):
+    with torchnan.detect(action="log", max_copied_bytes=0) as session:
+        torch.compile(Normalized(norm))(torch.randn(5, 3)).backward()
+    assert session.first.compiled.obstacle.startswith("it overwrites ")
+
+
+def test_statistics_that_were_bad_before_keep_their_origin():
+    model = Normalized(nn.BatchNorm1d(3))
+    with torchnan.detect(action="log") as session:
+        model.norm.running_mean.copy_(torch.log(-torch.ones(3)))
+        torch.compile(lambda x: model.norm(x).sum())(torch.randn(5, 3)).item()
+        model.norm.running_mean.sum().item()
+    (finding,) = session.findings
+    assert (finding.op, finding.compiled) == ("aten::log", None)
+
+
 def overwritten_for_a_gradient():
     """Inductor's code does not write what gradients are needed of: it is copied back around it."""
 

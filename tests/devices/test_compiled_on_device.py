@@ -357,6 +357,26 @@ def test_a_region_without_arguments_is_replayed(device):
     assert (watch.first.op, watch.first.compiled.replay) == ("aten::log", "traced")
 
 
+class WithStatistics(Model):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Sequential(self.first, torch.nn.BatchNorm1d(8))
+
+
+def test_a_call_that_only_updates_running_statistics_is_replayed(device):
+    torch.manual_seed(0)
+    model = WithStatistics().to(device)
+    x, zero = torch.randn(16, 8).to(device), torch.tensor(0.0).to(device)
+    with torchnan.detect(action="log") as watch:
+        loss = torch.compile(model)(x, zero)
+        loss.backward()
+        loss.item()
+    (finding,) = errors(watch)
+    assert (finding.op, finding.line) == ("aten::log", line_of(Model.forward, "torch.log"))
+    assert finding.compiled.replay == "traced"
+    assert model.first[1].num_batches_tracked.item() == 1
+
+
 def test_a_late_replay_draws_the_random_numbers_of_the_call(device):
     finding, total = finding_and_total(device, of_two_draws, calls=1)
     assert (finding.op, finding.line) == ("aten::log", line_of(logarithms, "torch.log"))
@@ -634,7 +654,7 @@ def test_no_more_is_copied_than_may_be(machine, device):
 def test_an_argument_of_a_replayed_call_keeps_its_origin(device):
     @torch.compile
     def root(x, y):
-        y.add_(1)
+        y.mul_(2)
         return torch.sqrt(x).sum()
 
     y = torch.ones(4).to(device)

@@ -96,6 +96,39 @@ def _compares(module: fx.GraphModule, node: fx.Node) -> bool:
     return _C.is_comparison(_operator_name(node)) or next(inside, None) is not None
 
 
+def unread_inputs(module: fx.GraphModule, own: Sequence[str], overwritten: Sequence[int]) -> list[int]:
+    """Returns the indices of overwritten inputs on whose previous values no other result of a graph depends.
+
+    They are the running statistics of batch norms in training, and counters.
+
+    Args:
+        module: the graph.
+        own: names of its own tensors, which come before its arguments.
+        overwritten: the indices of the inputs that a call overwrites.
+    """
+    nodes: dict[int, list[fx.Node]] = {i: [] for i in overwritten}
+    arguments = iter(range(len(own), len(own) + len(module.graph.nodes)))
+    for node in module.graph.nodes:
+        i = next(arguments) if node.op == "placeholder" else None
+        if node.op == "get_attr" and node.target in own:
+            i = own.index(str(node.target))
+        if i in nodes:
+            nodes[i].append(node)
+    users = {i: [(user, node) for node in same for user in node.users] for i, same in nodes.items()}
+    return [i for i, uses in users.items() if uses and all(_only_updates(user, node) for user, node in uses)]
+
+
+def _only_updates(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a user of an input overwrites it, and its result does not depend on it."""
+    given: dict[int | str, Any] = {**dict(enumerate(user.args)), **user.kwargs}
+    places = {place for place, value in given.items() if value is node}
+    if user.op == "call_method" and user.target == "add_":
+        return places == {0} and not user.users
+    is_training = given.get("training", given.get(5)) is True
+    is_batch_norm = user.target is torch.nn.functional.batch_norm
+    return is_batch_norm and is_training and places <= {1, 2, "running_mean", "running_var"}
+
+
 def unwritten_outputs(module: fx.GraphModule) -> dict[int, fx.Node]:
     """Returns the outputs of a graph that are memory which it allocates and neither writes nor reads."""
     output = module.graph.output_node()

@@ -24,6 +24,7 @@ from torchnan.detection.compiled.graph import (
     has_collectives,
     plain_parts,
     stack_of,
+    unread_inputs,
     unwritten_outputs,
 )
 from torchnan.detection.compiled.stack import Line, call_under, calling_stack
@@ -78,9 +79,11 @@ class Region:
         graph, tensors = (None, {}) if traced is None else (traced.graph, traced.tensors)
         if traced is not None and traced.overwritten is None:
             obstacle = "it is not known which of its arguments it overwrites"
+        overwritten = (traced and traced.overwritten) or []
         self.unwritten = {} if graph is None else unwritten_outputs(graph)
         self.border = _C.RegionBorder(
-            mutated=(traced and traced.overwritten) or [],
+            mutated=overwritten,
+            unread=[] if graph is None else unread_inputs(graph, list(tensors), overwritten),
             own=tuple(tensors.values()),
             region=site.function,
             file=site.file,
