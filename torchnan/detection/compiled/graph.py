@@ -120,7 +120,7 @@ def unread_inputs(module: fx.GraphModule, own: Sequence[str], overwritten: Seque
 
 def _only_updates(user: fx.Node, node: fx.Node) -> bool:
     """Whether a user of an input overwrites it, and its result does not depend on it."""
-    given: dict[int | str, Any] = {**dict(enumerate(user.args)), **user.kwargs}
+    given: dict[Any, Any] = {**dict(enumerate(user.args)), **user.kwargs}
     places = {place for place, value in given.items() if value is node}
     if user.op == "call_method" and user.target == "add_":
         return places == {0} and not user.users
