@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "python/call_python.h"
@@ -20,9 +21,25 @@ uint64_t mix(uint64_t h, uint64_t value) {
 // Never destroyed: it holds Python objects, and Python may have ended by then.
 StackTable& of_process = *new StackTable;
 
-// The module of a frame, None if it was freed; read without the GIL, like the stacks.
-PyObject* referred_to(const StackTable::Frame& frame) {
-  return reinterpret_cast<PyWeakReference*>(frame.module.ptr())->wr_object;
+// None if the object was freed; read without the GIL, like the stacks.
+PyObject* referred_to(const py::object& reference) {
+  return reinterpret_cast<PyWeakReference*>(reference.ptr())->wr_object;
+}
+
+bool is_other(const py::object& reference, const void* object) { return reference && referred_to(reference) != object; }
+
+std::string_view ascii_of(PyObject* text) {
+  if (!PyUnicode_IS_COMPACT_ASCII(text)) return {};
+  return {reinterpret_cast<const char*>(PyUnicode_1BYTE_DATA(text)), static_cast<size_t>(PyUnicode_GET_LENGTH(text))};
+}
+
+// Whether Dynamo has generated the code: it calls compiled functions, or what follows a graph break.
+bool is_generated(const PyCodeObject* code) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code->co_names); ++i) {
+    const std::string_view name = ascii_of(PyTuple_GET_ITEM(code->co_names, i));
+    if (name.starts_with("__compiled_fn_") || name.starts_with("__resume_at_")) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -62,7 +79,7 @@ SiteId StackTable::intern(uint64_t hash, const Stack& stack, size_t depth, uint6
       const std::lock_guard lock(mutex_);
       const auto known = ids_.find(hash);
       // Without a death, no module has got the address of another. The frames would be far from the processor's caches.
-      if (known != ids_.end() && (known->second.deaths == deaths || has_modules_of(sites_[known->second.id], stack))) {
+      if (known != ids_.end() && (known->second.deaths == deaths || has_objects_of(sites_[known->second.id], stack))) {
         known->second.deaths = deaths;
         return known->second.id;
       }
@@ -73,11 +90,7 @@ SiteId StackTable::intern(uint64_t hash, const Stack& stack, size_t depth, uint6
     evict();
     std::vector<Frame> frames;
     frames.reserve(depth);
-    for (size_t i = 0; i < depth; ++i) {
-      auto code = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(stack[i].code));
-      auto module = is_module_call(stack[i]) ? refer_to(stack[i].first_local) : py::object();
-      frames.push_back({std::move(code), stack[i].instruction, std::move(module)});
-    }
+    for (size_t i = 0; i < depth; ++i) frames.push_back(frame_of(stack[i]));
     const std::lock_guard lock(mutex_);
     const SiteId id = add(frames);
     ids_[hash] = {id, deaths};
@@ -95,7 +108,10 @@ SiteId StackTable::add(const std::vector<Frame>& frames) {
 
 void StackTable::evict() {
   if (known_ < evict_at_) return;
-  const auto has_died = [](const Frame& frame) { return frame.module && referred_to(frame) == Py_None; };
+  const auto has_died = [](const Frame& frame) {
+    return (frame.module && referred_to(frame.module) == Py_None) ||
+           (frame.generated && referred_to(frame.generated) == Py_None);
+  };
   std::vector<Frame> forgotten;  // until the lock is released
   const std::lock_guard lock(mutex_);
   forgotten.reserve(known_);  // so that nothing fails halfway
@@ -114,23 +130,31 @@ void StackTable::evict() {
   evict_at_ = std::clamp(2 * known_, kFewFrames, kMaxFrames);
 }
 
-bool StackTable::has_modules_of(const std::pmr::vector<Frame>& site, const Stack& stack) const noexcept {
+bool StackTable::has_objects_of(const std::pmr::vector<Frame>& site, const Stack& stack) const noexcept {
   for (size_t i = 0; i < site.size(); ++i) {
-    if (site[i].module && referred_to(site[i]) != stack[i].first_local) return false;
+    if (is_other(site[i].module, stack[i].first_local) || is_other(site[i].generated, stack[i].code)) return false;
   }
   return true;
 }
 
+StackTable::Frame StackTable::frame_of(const RawFrame& frame) {
+  auto code = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(frame.code));
+  auto module = is_module_call(frame) ? refer_to(frame.first_local) : py::object();
+  if (!is_generated(frame.code)) return {std::move(code), frame.instruction, std::move(module), py::object()};
+  py::object copy = code.attr("replace")();
+  return {std::move(copy), frame.instruction, std::move(module), refer_to(code.ptr())};
+}
+
 // Null for an object without weak references.
-py::object StackTable::refer_to(PyObject* module) {
-  static PyMethodDef definition = {"on_module_death", &StackTable::on_module_death, METH_O, nullptr};
+py::object StackTable::refer_to(PyObject* object) {
+  static PyMethodDef definition = {"on_death", &StackTable::on_death, METH_O, nullptr};
   if (death_callback_ == nullptr) death_callback_ = PyCFunction_New(&definition, nullptr);
-  auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(module, death_callback_));
+  auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(object, death_callback_));
   if (!reference) PyErr_Clear();
   return reference;
 }
 
-PyObject* StackTable::on_module_death(PyObject*, PyObject*) noexcept {
+PyObject* StackTable::on_death(PyObject*, PyObject*) noexcept {
   ++instance().deaths_;
   Py_RETURN_NONE;
 }

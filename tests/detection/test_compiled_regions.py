@@ -410,6 +410,20 @@ def test_inputs_are_held_no_longer_than_the_backward_pass():
         assert loss.isfinite()
 
 
+def test_a_compiled_optimizer_is_freed_with_its_state_although_its_step_was_reported():
+    with torchnan.detect(action="log") as session:
+        weight = torch.zeros(4, requires_grad=True)
+        optimizer = torch.optim.Adagrad([weight], eps=0.0)
+        held = weakref.ref(optimizer.state[weight]["sum"])
+        step = torch.compile(optimizer.step)
+        (weight * 0).sum().backward()
+        step()
+        assert session.first.phase == "optimizer"
+        del step, optimizer, weight
+        gc.collect()
+        assert held() is None
+
+
 def overwrite(x, w):
     x.sub_(1).log_()
     return (x * w).sum()
