@@ -46,7 +46,7 @@ def _optimizer_with(gradient: Gradient, value: torch.Tensor) -> Optimizer | None
     """Returns the optimizer with a parameter that has this gradient, at the position that the region recorded."""
     optimizer: Optimizer
     for optimizer in _C.instances_of(Optimizer):
-        groups = [group["params"] for group in optimizer.param_groups]
+        groups = [group["params"] for group in getattr(optimizer, "param_groups", ())]  # it may not be initialized yet
         parameters = groups[gradient.group] if gradient.group < len(groups) else []
         if gradient.position < len(parameters) and parameters[gradient.position].grad is value:
             return optimizer
