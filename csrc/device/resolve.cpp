@@ -143,11 +143,21 @@ class WindowAttribution {
     if (!found) {
       for (const BadInput& input : bad_inputs) kinds |= input.bad.kinds;
     }
-    const auto before = event.type == EventType::kArgument ? bad_event(event.previous) : std::nullopt;
+    const auto before = event.type == EventType::kArgument ? provenance_before(event, kinds) : nullptr;
     const bool is_presumed = !found && event.type == EventType::kResult;
-    remember(event, before ? before->provenance : provenance_of(event, bad_inputs, kinds, *session), kinds, is_presumed,
+    remember(event, before != nullptr ? before : provenance_of(event, bad_inputs, kinds, *session), kinds, is_presumed,
              *session);
     if (found) report_parameter(event, *bad_event(event.number)->provenance, kinds, *session);
+  }
+
+  // Returns the provenance of the values that were last seen in memory where others may have written since; null if they
+  // were finite. Infinities that were written there on purpose raise no alarm.
+  std::shared_ptr<const Provenance> provenance_before(const Event& event, NonfiniteKinds kinds) {
+    if (const auto bad = bad_event(event.previous)) return bad->provenance;
+    const auto written = Devices::Lock(devices()).copy_of(event.previous);
+    if (!written || !is_seen(&*written) || !written->intended.inf() || kinds.nan()) return nullptr;
+    const auto session = written->session.lock();
+    return session == nullptr ? nullptr : evident_provenance_of(*written, {}, kinds, *session);
   }
 
   // Whether the event has a bad input but was not scanned: its result did not exist yet, or was proved finite before
