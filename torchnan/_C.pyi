@@ -148,6 +148,7 @@ class RegionBorder:
         explain_late: Callable[..., dict[int, Provenance]],
         device: str,
     ) -> None: ...
+    def forget_own(self) -> None: ...
     def run(
         self,
         compiled: Callable[..., Any],

@@ -248,10 +248,7 @@ void record_region_allocation(DetectionSession& session, const at::Tensor& resul
 }
 
 void record_copy(const at::Tensor& tensor, const at::Tensor& copy) {
-  if (!tensor.is_cpu()) {
-    if (auto provenance = provenance_of_last_write(tensor)) record_bad_write(copy, std::move(provenance));
-    return;
-  }
+  if (!tensor.is_cpu()) return Devices::Lock(devices()).journal().copy_last_event(tensor, copy);
   const at::Tensor values = scannable_values(tensor);
   const at::Tensor copied = scannable_values(copy);
   if (!values.defined() || !copied.defined()) return;

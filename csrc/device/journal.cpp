@@ -108,6 +108,17 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
   entry.stale = entry.exported;
 }
 
+// A captured event happens again, unlike the copy.
+void Journal::copy_last_event(const at::Tensor& tensor, const at::Tensor& copy) {
+  const Entry* known = find_entry(storage_of(tensor));
+  if (known == nullptr) return;
+  const EventNumber last = known->last;
+  const bool is_stale = known->stale || last >= kFirstCaptured;
+  Entry& copied = entry_for(copy.storage());
+  copied.last = last;
+  copied.stale = is_stale;
+}
+
 Journal::RecordedKnowledge Journal::look_up(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(storage_of(tensor));
   if (entry == nullptr) return {};

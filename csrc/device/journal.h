@@ -64,6 +64,7 @@ class TORCHNAN_API Journal {
   EventNumber last_event(const at::Tensor& tensor) const;
   EventNumber last_event(const c10::StorageImpl* storage) const;  // also for a freed storage
   void set_last_event(const at::Tensor& tensor, EventNumber number);
+  void copy_last_event(const at::Tensor& tensor, const at::Tensor& copy);  // to one that has copied its values
   void forget(const at::Tensor& tensor);
   void forget_all();
 

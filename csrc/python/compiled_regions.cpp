@@ -209,6 +209,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_readwrite("is_random", &RegionBorder::is_random)
       .def_readonly("finite_calls", &RegionBorder::finite_calls)
       .def_readonly("finite_passes", &RegionBorder::finite_passes)
+      .def("forget_own", [](RegionBorder& border) { border.own = py::tuple(); })
       .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
       .def("run_backward", &RegionCall::run_backward, py::arg("function"), py::arg("args"))

@@ -86,13 +86,14 @@ bool KeptTensor::is_unchanged() const {
   return is_same_version && Devices::Lock(devices()).journal().last_event(tensor) == last_event_;
 }
 
-void KeptInputs::keep(std::vector<py::object>& arguments, int64_t max_bytes) {
+void KeptInputs::keep(std::vector<py::object>& arguments, const std::vector<size_t>& copies, int64_t max_bytes) {
   const std::vector<EventNumber> last_events = last_events_of(arguments);
   for (size_t i = 0; i < arguments.size(); ++i) {
     const at::Tensor* const tensor = tensor_in(arguments[i]);
     if (tensor == nullptr) continue;
     KeptTensor& kept = arguments_.emplace_back(Argument{i, KeptTensor(*tensor, last_events[i])}).tensor;
-    const bool is_weight = tensor->is_leaf() && tensor->requires_grad();
+    const bool is_copy = std::find(copies.begin(), copies.end(), i) != copies.end();
+    const bool is_weight = !is_copy && tensor->is_leaf() && tensor->requires_grad();
     const int64_t bytes = bytes_of_arguments_ + bytes_of(*tensor);
     if (!is_weight && bytes <= max_bytes) {
       kept.hold_memory(tensor->storage());

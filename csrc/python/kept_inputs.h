@@ -50,8 +50,9 @@ void note_root_gradients(c10::ArrayRef<at::Tensor> gradients);
 class KeptInputs {
  public:
   // Keeps the arguments of a call that are tensors, and replaces them by None. Holds the memory of small ones, of at
-  // most `max_bytes` in all. That of others, and of weights, exists as long as the program keeps it.
-  void keep(std::vector<pybind11::object>& arguments, int64_t max_bytes);
+  // most `max_bytes` in all. That of others, and of weights, exists as long as the program keeps it; `copies`: the
+  // indices of those that the program does not have.
+  void keep(std::vector<pybind11::object>& arguments, const std::vector<size_t>& copies, int64_t max_bytes);
 
   // Keeps the gradients that a backward pass is given, `None` or a tensor each: all of them or, if they have more than
   // `max_bytes` or autograd may add to one in place, none. It does so if nobody else holds the memory.

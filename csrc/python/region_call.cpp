@@ -31,6 +31,10 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
+// What a call on a device copies before it overwrites it. Each copy takes the host some microseconds.
+constexpr size_t kMaxCopies = 16;
+constexpr int64_t kMaxCopiedBytes = int64_t{1} << 20;
+
 constexpr const char* kDiscarded = "its compiled code was discarded before the device reported";
 constexpr const char* kFiniteReplay = "its replay gave finite values";
 constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
@@ -208,7 +212,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
       follow_into_backward(outputs);
       if (!is_kept_) return;
       ids_ = ids();
-      inputs_.keep(arguments_, session->options().max_copied_bytes);
+      inputs_.keep(arguments_, copied_indices_, session->options().max_copied_bytes);
       step_ = session->step();
       keep(shared_from_this(), *session);
     });
@@ -373,13 +377,13 @@ bool RegionCall::has_to_be_followed() const {
   return border_->mark->take(*session);
 }
 
-// A device can replay a call later if nothing has to be copied for that. A list of arguments is emptied by the call, so
-// that the values in it can be freed. The graph's own tensors would be kept alive with the region.
+// A device can replay a call later if little has to be copied for that. A list of arguments is emptied by the call, so
+// that the values in it can be freed.
 bool RegionCall::may_be_kept() const {
-  const bool has_arguments_alone = border_->own.empty() && boxed_ == 0;
-  const bool has_copies = std::any_of(copied_indices_.begin(), copied_indices_.end(),
-                                      [this](size_t index) { return has_to_be_copied(index); });
-  return has_arguments_alone && !has_copies && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
+  const auto is_copied = [this](size_t index) { return has_to_be_copied(index); };
+  const auto copies = std::count_if(copied_indices_.begin(), copied_indices_.end(), is_copied);
+  const bool copies_little = copies <= int64_t{kMaxCopies} && bytes_to_copy_ <= kMaxCopiedBytes;
+  return boxed_ == 0 && copies_little && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
 }
 
 void RegionCall::keep_gradients(const py::tuple& args) {
@@ -495,16 +499,15 @@ void RegionCall::add_parts_of(const py::handle& value, std::vector<RegionResult>
 }
 
 void RegionCall::record_mutated(int64_t max_bytes) {
-  int64_t bytes = 0;
   for (const size_t i : border_->mutated) {
     const at::Tensor* tensor = i < arguments_.size() ? tensor_in(arguments_[i]) : nullptr;
     if (tensor == nullptr) continue;
-    if (has_to_be_copied(i)) bytes += static_cast<int64_t>(tensor->nbytes());
+    if (has_to_be_copied(i)) bytes_to_copy_ += static_cast<int64_t>(tensor->nbytes());
     copied_indices_.push_back(i);
     written_.push_back(arguments_[i]);
   }
-  if (obstacle_.empty() && bytes > max_bytes) {
-    obstacle_ = "it overwrites " + std::to_string(bytes) +
+  if (obstacle_.empty() && bytes_to_copy_ > max_bytes) {
+    obstacle_ = "it overwrites " + std::to_string(bytes_to_copy_) +
                 " bytes of arguments, and max_copied_bytes=" + std::to_string(max_bytes);
   }
 }

@@ -54,7 +54,7 @@ using BadValues = std::vector<std::pair<size_t, int>>;
 struct RegionBorder {
   std::vector<size_t> mutated;        // indices of the arguments that a call overwrites
   std::vector<size_t> unread;         // those among them of whose previous values no other result depends
-  pybind11::tuple own;                // the graph's own tensors, which precede the arguments
+  pybind11::tuple own;                // the graph's own tensors, which precede the arguments; none once it is discarded
   CompiledRegion facts;               // the compiled function, and why no call can be replayed, if so
   pybind11::function parts;           // returns the plain tensors that a wrapper subclass consists of
   pybind11::function is_distributed;  // returns whether a tensor is distributed
@@ -237,8 +237,9 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::object given_ = pybind11::none();
   pybind11::object provenances_ = pybind11::tuple();  // of the region's results, once they have been found
   SiteId stack_ = 0;
-  size_t boxed_ = 0;         // number of arguments in a list, which the call empties
-  ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
+  int64_t bytes_to_copy_ = 0;  // of overwritten arguments
+  size_t boxed_ = 0;           // number of arguments in a list, which the call empties
+  ReceivedValues received_;    // by the collectives of the call, and then of its backward pass
   bool has_collectives_ = false;
   bool has_other_tensors_ = false;     // whether an argument is sparse or of a subclass, for example
   std::optional<c10::Device> device_;  // of the first argument that is not on the host, or of the results

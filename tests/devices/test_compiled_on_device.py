@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("compiler")
 
 NEXT = "; its next call is replayed if it makes one too"
 GONE = f"its inputs were gone when the device reported{NEXT}"
+LARGE = (1 << 18) + 1  # so many float32 elements are not copied before a call that overwrites them
 OVERWRITTEN = f"its inputs were overwritten before the device reported{NEXT}"
 
 
@@ -160,17 +161,72 @@ def test_a_gradient_is_named_in_its_pass(device):
     assert (found.node, found.line) == ("SqrtBackward0", line_of(test_a_gradient_is_named_in_its_pass, "torch.sqrt"))
 
 
-def test_an_argument_that_a_region_overwrites_is_checked(device):
-    @torch.compile
-    def overwrite(x, y):
-        x.div_(y)
-        return y + 1
+@torch.compile
+def overwrite(x, y):
+    x.div_(y)
+    return y + 1
 
-    x, y = torch.ones(4).to(device), torch.zeros(4).to(device)
+
+@pytest.mark.parametrize(("size", "obstacle"), [(4, None), (LARGE, GONE)])
+def test_an_argument_that_a_region_overwrites_is_checked(machine, device, size, obstacle):
+    x, y = torch.ones(size).to(device), torch.zeros(size).to(device)
     with torchnan.detect(action="log") as watch:
-        overwrite(x, y)
+        assert machine.count(lambda: overwrite(x, y)) == (0, 0)
         x.sum().item()
-    assert facts_of(watch.first)[:4] == ("compiled", "inductor::compiled_region", "forward", "overwrite")
+    found = ("compiled", "inductor::compiled_region") if obstacle else ("op", "aten::div_")
+    assert facts_of(watch.first) == (*found, "forward", "overwrite", obstacle)
+
+
+@pytest.mark.parametrize(("count", "obstacle"), [(16, None), (17, GONE)])
+def test_no_more_arguments_are_copied_than_take_the_host_little_time(device, count, obstacle):
+    @torch.compile
+    def overwrite_all(values):
+        for value in values:
+            value.div_(value)
+
+    zeros = [torch.zeros(4).to(device) for _ in range(count)]
+    with torchnan.detect(action="log") as watch:
+        overwrite_all(zeros)
+        zeros[0].sum().item()
+    assert watch.first.compiled.obstacle == obstacle
+
+
+def test_a_mask_that_a_region_overwrites_is_not_the_cause(device):
+    @torch.compile
+    def overwrite_mask(mask, x):
+        mask.add_(x)
+        return torch.sqrt(x) + mask
+
+    mask, x = torch.full((4,), float("-inf"), device=device), torch.full((4,), -1.0).to(device)
+    with torchnan.detect(action="log") as watch:
+        mask.fill_(float("-inf"))
+        overwrite_mask(mask, x).sum().item()
+    assert [(f.origin, f.op) for f in errors(watch)] == [("op", "aten::sqrt")]
+
+
+def test_a_compiled_step_of_an_optimizer_is_replayed(device):
+    weight = torch.zeros(4).to(device).requires_grad_()
+    optimizer = torch.optim.Adagrad([weight], eps=0.0, foreach=True)
+    step = torch.compile(optimizer.step)
+    with torchnan.detect(action="log") as watch:
+        (weight * 0).sum().backward()
+        step()
+        weight.sum().item()
+    assert (watch.first.op, watch.first.phase) == ("aten::_foreach_addcdiv_", "optimizer")
+    assert watch.first.compiled.replay == "traced"
+
+
+def test_a_compiled_optimizer_is_freed_with_its_state(device):
+    weight = torch.zeros(4).to(device).requires_grad_()
+    optimizer = torch.optim.Adagrad([weight])
+    held = weakref.ref(optimizer.state[weight]["sum"])
+    step = torch.compile(optimizer.step)
+    with torchnan.detect(action="log"):
+        (weight * 2).sum().backward()
+        step()
+        del step, optimizer, weight
+        gc.collect()
+        assert held() is None
 
 
 def test_an_error_is_raised_at_the_region_if_asked(device, machine):
@@ -555,7 +611,7 @@ def _overwriting(x):
 
 def logarithm(device):
     """Returns a compiled function that overwrites its argument, and calls of it with and without an infinite result."""
-    zeros, ones = torch.zeros(4).to(device), torch.ones(4).to(device)
+    zeros, ones = torch.zeros(LARGE).to(device), torch.ones(LARGE).to(device)
     return lambda: _overwriting(zeros.clone()), lambda: _overwriting(ones.clone())
 
 
@@ -622,14 +678,9 @@ def test_a_gradient_that_recurs_is_named_one_step_later(device):
 
 
 def test_an_argument_that_is_overwritten_is_replayed_from_a_copy(device):
-    @torch.compile
-    def overwrite(x, y):
-        x.div_(y)
-        return y + 1
-
     with torchnan.detect(action="log") as watch:
         for _ in range(2):
-            x, y = torch.ones(4).to(device), torch.zeros(4).to(device)
+            x, y = torch.ones(LARGE).to(device), torch.zeros(LARGE).to(device)
             overwrite(x, y)
             x.sum().item()
     found = [(f.origin, f.op) for f in errors(watch)]
@@ -637,11 +688,6 @@ def test_an_argument_that_is_overwritten_is_replayed_from_a_copy(device):
 
 
 def test_no_more_is_copied_than_may_be(machine, device):
-    @torch.compile
-    def overwrite(x, y):
-        x.div_(y)
-        return y + 1
-
     with torchnan.detect(action="log", max_copied_bytes=8) as watch:
         x, y = torch.ones(4).to(device), torch.zeros(4).to(device)
         overwrite(x, y)
@@ -657,7 +703,7 @@ def test_an_argument_of_a_replayed_call_keeps_its_origin(device):
         y.mul_(2)
         return torch.sqrt(x).sum()
 
-    y = torch.ones(4).to(device)
+    y = torch.ones(LARGE).to(device)
     with torchnan.detect(action="log") as watch:
         root(torch.full((4,), -1.0).to(device), y).item()
         root(torch.zeros(4).to(device) / 0, y).item()

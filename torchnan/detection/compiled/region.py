@@ -99,6 +99,7 @@ class Region:
             follow=_weakly(self, _check_in_backward),
             explain_late=_weakly(self, Region._explain_late),
         )
+        weakref.finalize(self, self.border.forget_own).atexit = False  # calls keep the border alive
         self._allocations: dict[int, list[int]] = {}  # by the stack of a call, those of what `unwritten` has
         self._known: weakref.WeakKeyDictionary[Any, Explanations] = weakref.WeakKeyDictionary()  # by session
         self._probe: Probe | None = None
