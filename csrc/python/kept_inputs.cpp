@@ -56,13 +56,14 @@ void note_root_gradients(c10::ArrayRef<at::Tensor> gradients) {
   }
 }
 
-KeptTensor::KeptTensor(const at::Tensor& tensor, EventNumber last_event)
+KeptTensor::KeptTensor(const at::Tensor& tensor, EventNumber last_event, bool is_copy)
     : tensor_(tensor.storage().getWeakStorageImpl(), TensorSnapshot(tensor)),
       empty_(tensor.numel() == 0 ? alias_of(tensor) : at::Tensor()),
       writes_(tensor.unsafeGetTensorImpl()->version_counter()),
       version_(writes_.enabled() ? writes_.current_version() : 0),
       last_event_(last_event),
-      requires_grad_(tensor.requires_grad()) {}
+      requires_grad_(tensor.requires_grad()),
+      is_weight_(!is_copy && tensor.is_leaf() && requires_grad_) {}
 
 bool KeptTensor::is_possible(const at::Tensor& tensor) {
   const bool is_plain = !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python) &&
@@ -91,11 +92,10 @@ void KeptInputs::keep(std::vector<py::object>& arguments, const std::vector<size
   for (size_t i = 0; i < arguments.size(); ++i) {
     const at::Tensor* const tensor = tensor_in(arguments[i]);
     if (tensor == nullptr) continue;
-    KeptTensor& kept = arguments_.emplace_back(Argument{i, KeptTensor(*tensor, last_events[i])}).tensor;
     const bool is_copy = std::find(copies.begin(), copies.end(), i) != copies.end();
-    const bool is_weight = !is_copy && tensor->is_leaf() && tensor->requires_grad();
+    KeptTensor& kept = arguments_.emplace_back(Argument{i, KeptTensor(*tensor, last_events[i], is_copy)}).tensor;
     const int64_t bytes = bytes_of_arguments_ + bytes_of(*tensor);
-    if (!is_weight && bytes <= max_bytes) {
+    if (!kept.is_weight() && bytes <= max_bytes) {
       kept.hold_memory(tensor->storage());
       bytes_of_arguments_ = bytes;
     }
@@ -145,7 +145,7 @@ std::string KeptInputs::obstacle(bool is_backward) const {
   if (is_backward && gradients_.empty()) return kGoneInputs;
   for (const Argument& argument : arguments_) {
     if (!argument.tensor.lock().defined()) return kGoneInputs;
-    if (!argument.tensor.is_unchanged()) return kOverwrittenInputs;
+    if (!argument.tensor.is_unchanged()) return argument.tensor.is_weight() ? kUpdatedWeights : kOverwrittenInputs;
   }
   return "";
 }

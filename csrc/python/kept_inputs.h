@@ -20,8 +20,8 @@ namespace torchnan {
 // autograd graph, and torch.utils.swap_tensors() would fail.
 class KeptTensor {
  public:
-  // `last_event`: the one that last wrote the tensor on a device.
-  KeptTensor(const at::Tensor& tensor, EventNumber last_event);
+  // `last_event`: the one that last wrote the tensor on a device. `is_copy`: the program does not have the tensor.
+  KeptTensor(const at::Tensor& tensor, EventNumber last_event, bool is_copy);
 
   // Whether a tensor can be kept: it consists of its memory, shape and dtype.
   static bool is_possible(const at::Tensor& tensor);
@@ -29,6 +29,7 @@ class KeptTensor {
   void hold_memory(c10::Storage memory) { held_ = std::move(memory); }
   void release_memory() { held_ = {}; }
 
+  bool is_weight() const { return is_weight_; }
   at::Tensor lock() const;  // undefined if its memory is gone
   bool is_unchanged() const;
 
@@ -40,6 +41,7 @@ class KeptTensor {
   uint32_t version_ = 0;
   EventNumber last_event_;
   bool requires_grad_;
+  bool is_weight_;
 };
 
 // Records the gradients that a backward pass begins with. Its caller refers to them until it ends, so autograd adds to
@@ -93,5 +95,8 @@ class KeptInputs {
 // Why the inputs of a call cannot be used any more.
 inline constexpr const char* kGoneInputs = "its inputs were gone when the device reported";
 inline constexpr const char* kOverwrittenInputs = "its inputs were overwritten before the device reported";
+inline constexpr const char* kUpdatedWeights =
+    "its weights were updated before the device reported (read the loss before the optimizer steps, or use "
+    "torchnan.StepGuard)";
 
 }  // namespace torchnan

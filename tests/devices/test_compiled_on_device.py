@@ -19,6 +19,10 @@ NEXT = "; its next call is replayed if it makes one too"
 GONE = f"its inputs were gone when the device reported{NEXT}"
 LARGE = (1 << 18) + 1  # so many float32 elements are not copied before a call that overwrites them
 OVERWRITTEN = f"its inputs were overwritten before the device reported{NEXT}"
+UPDATED = (
+    "its weights were updated before the device reported (read the loss before the optimizer steps, or use "
+    f"torchnan.StepGuard){NEXT}"
+)
 
 
 class Model(torch.nn.Module):
@@ -95,7 +99,7 @@ def test_the_region_is_named_if_its_weights_have_changed_meanwhile(device):
         step()
         step(factor=0.0)
     found = watch.first
-    assert facts_of(found) == ("compiled", "inductor::compiled_region", "forward", "forward", OVERWRITTEN)
+    assert facts_of(found) == ("compiled", "inductor::compiled_region", "forward", "forward", UPDATED)
     assert (found.compiled.file, found.compiled.line) == (__file__, Model.forward.__code__.co_firstlineno)
     assert (found.compiled.replay, found.compiled.kernel) == ("none", None)
     assert (found.harm.kind, found.step, found.device) == ("backward", 2, str(device))
@@ -625,7 +629,7 @@ def test_a_value_that_recurs_is_named_one_step_later(machine, device):
         step(factor=0.0)
         assert watch.stats()["internal_errors"] == 0
     first, second = errors(watch)[0], errors(watch)[-1]
-    assert (first.origin, first.compiled.obstacle) == ("compiled", OVERWRITTEN)
+    assert (first.origin, first.compiled.obstacle) == ("compiled", UPDATED)
     assert (second.origin, second.op, second.kind, second.step) == ("op", "aten::log", "inf", 2)
     assert (second.file, second.line) == (__file__, line_of(Model.forward, "torch.log"))
     assert (second.compiled.region, second.compiled.replay, second.compiled.obstacle) == ("forward", "traced", None)
