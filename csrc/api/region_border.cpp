@@ -118,7 +118,7 @@ void record_results_on_devices(DetectionSession& session, const DeviceCheck::Arg
     result.is_on_device = check.add_result(result.tensor, static_cast<int64_t>(result.index), {});
     is_recorded |= result.is_on_device;
   }
-  if (is_recorded) check.finish();
+  if (is_recorded) check.record();
 }
 
 void find_kinds_on_devices(std::vector<RegionResult>& results) {
@@ -138,7 +138,8 @@ void record_border_origin(DetectionSession& session, const at::Tensor& result, i
   if (!result.is_cpu()) {
     std::vector<RegionResult> results;
     results.push_back({static_cast<size_t>(output), result});
-    return record_results_on_devices(session, {}, results, std::make_shared<const ReplayedRegion>(region));
+    record_results_on_devices(session, {}, results, std::make_shared<const ReplayedRegion>(region));
+    return heed_alarm(session, /*is_read=*/false);
   }
   const NonfiniteKinds kinds = kinds_of(result);
   if (!kinds.any()) return;

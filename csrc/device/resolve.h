@@ -33,7 +33,7 @@ TORCHNAN_API void resolve(Delivery delivery);
 
 // Ends an operation: if devices have raised the alarm, finds out and reports why. `is_read`: it hands a value to user
 // code; then throws if a session demands that.
-void heed_alarm(DetectionSession& session, bool is_read);
+TORCHNAN_API void heed_alarm(DetectionSession& session, bool is_read);
 
 // Reports harm of this kind by non-finite tensors on devices.
 void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& consumer,

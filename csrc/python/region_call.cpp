@@ -210,11 +210,13 @@ BadValues RegionCall::check_results(const py::handle& results) {
       if (device_ && !is_followed_ && !bad.empty()) note_given();
       if (is_kept_ || !bad.empty() || is_differentiable(outputs)) note_stack();
       follow_into_backward(outputs);
-      if (!is_kept_) return;
-      ids_ = ids();
-      inputs_.keep(arguments_, copied_indices_, session->options().max_copied_bytes);
-      step_ = session->step();
-      keep(shared_from_this(), *session);
+      if (is_kept_) {
+        ids_ = ids();
+        inputs_.keep(arguments_, copied_indices_, session->options().max_copied_bytes);
+        step_ = session->step();
+        keep(shared_from_this(), *session);
+      }
+      heed_devices(*session);
     });
     if (!border_->unwritten.empty()) border_->note_unwritten(results);
   }
@@ -250,6 +252,7 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
       inputs_.release_returned(items_of(gradients));
       backward_.stack = StackTable::instance().current_stack_id();
     }
+    heed_devices(*session);
     border_->finite_passes += bad.empty();
     if (bad.empty() || !obstacle_.empty()) return;
     if (is_released_) {
@@ -602,6 +605,13 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
   const py::gil_scoped_acquire gil;
   forget();  // a result on the host is explained at once
   return bad;
+}
+
+// A device may already have reported what the call has made: then the call is replayed, so it must be kept by now.
+void RegionCall::heed_devices(DetectionSession& session) const {
+  if (!device_) return;
+  const py::gil_scoped_release no_gil;
+  heed_alarm(session, /*is_read=*/false);
 }
 
 // Attaches this object to the node that the call made, if any, until its backward pass.

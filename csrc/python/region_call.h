@@ -216,6 +216,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   std::shared_ptr<const ReplayedRegion> region_on_device() const;
   BadValues check_all(const Objects& values, DetectionSession& session, const DeviceCheck::Arguments& arguments,
                       const std::vector<size_t>& unwritten, LateResults& late);
+  void heed_devices(DetectionSession& session) const;
   void follow_into_backward(const Objects& outputs);
   bool is_untouched() const;
 

@@ -233,6 +233,16 @@ def test_a_compiled_optimizer_is_freed_with_its_state(device):
         assert held() is None
 
 
+def test_a_value_is_named_that_an_alarm_finds_while_the_region_returns(machine, device):
+    w = torch.full((4,), 1e-20).to(device).requires_grad_()
+    with torchnan.detect(action="log") as watch:
+        total = torch.compile(lambda w: (w * 1e20).sum())(w)
+        total.register_hook(lambda gradient: machine.synchronize())  # it exceeds what was assumed of it
+        (total * 1e25).backward()
+        w.grad.sum().item()
+    assert (watch.first.op, watch.first.node, watch.first.compiled.replay) == ("aten::mul", "MulBackward0", "traced")
+
+
 def test_an_error_is_raised_at_the_region_if_asked(device, machine):
     _, step = training(device)
     with pytest.raises(torchnan.NonFiniteError) as raised:
