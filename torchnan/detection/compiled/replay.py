@@ -535,7 +535,8 @@ class _Replay:
         lowered = self._lowered()
         graph = copy_graph(lowered.module, keep=("val", "original_aten")).graph
         module = torch.fx.GraphModule(lowered.module, graph)
-        nodes = [n for n in graph.nodes if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)]
+        calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not torch.ops.aten.copy_.default]
+        nodes = [n for n in calls if isinstance(n.meta.get("val"), torch.Tensor)]
         graph.output_node().args = (tuple(nodes),)
         module.recompile()
         random_numbers.set_states(lowered.random_states)
