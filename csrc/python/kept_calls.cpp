@@ -19,6 +19,7 @@ namespace torchnan {
 namespace {
 
 constexpr size_t kMaxCalls = 256;
+constexpr const char* kOtherReplay = "another call was being replayed when the device reported";
 
 struct KeptCall {
   std::shared_ptr<RegionCall> call;
@@ -57,13 +58,14 @@ class Inside {
 // A replay replays no other call, and a thread cannot wait for Python at its end.
 LateReplay replay_kept_call(DetectionSession& session, uint64_t event, KindsOfEvent kinds_of) {
   LateReplay replay;
-  if (is_replaying() || is_python_ending()) return replay;
+  if (is_python_ending()) return replay;
   run_contained(session, "replaying a compiled region", [&] {
     with_gil([&] {
       const SessionNumber number(session);
       const auto of_event = [&](const KeptCall& one) { return one.session == number && one.call->has_result(event); };
       const auto found = std::find_if(kept.begin(), kept.end(), of_event);
       if (found == kept.end()) return;
+      if (is_replaying()) return void(replay.obstacle = kOtherReplay);
       const std::shared_ptr<RegionCall> call = found->call;
       const Inside inside(session.shared_from_this());
       replay = call->replay_late(event, kinds_of);

@@ -438,11 +438,11 @@ bool RegionCall::find_late(LateResults& results, KindsOfEvent kinds_of) {
     if (kinds.any() && values[index].defined()) kinds = kinds_anywhere(values[index]);
     if (kinds.any()) bad.emplace_back(index, bits_of(kinds));
   }
-  results.is_replayed = true;
   const bool is_backward = &results == &backward_;
   const py::object tangents = is_backward ? py::cast(inputs_.gradients()) : py::object(py::none());
   const py::object found = border_->explain_late(shared_from_this(), bad, values, tangents);
   if (found.is_none()) return false;
+  results.is_replayed = true;
   for (const auto& [index, handle] : found.cast<std::map<size_t, ProvenanceHandle>>())
     results.found[index] = handle.provenance;
   return true;
