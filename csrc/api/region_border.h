@@ -50,8 +50,8 @@ TORCHNAN_API void find_kinds_on_devices(std::vector<RegionResult>& results);
 TORCHNAN_API NonfiniteKinds kinds_anywhere(const at::Tensor& tensor);
 
 // Records the results of a region that are on devices, and launches their scans; sets `is_on_device` for them. If an
-// alarm finds that the region made a non-finite value, the report names `region`. Results whose kinds are known are left
-// out: set_region_provenance() records them.
+// alarm finds that the region made a non-finite value, the report names `region`. Results whose kinds are known are
+// left out: set_region_provenance() records them.
 TORCHNAN_API void record_results_on_devices(DetectionSession& session, const DeviceCheck::Arguments& arguments,
                                             std::vector<RegionResult>& results,
                                             std::shared_ptr<const ReplayedRegion> region);

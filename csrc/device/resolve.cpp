@@ -150,8 +150,8 @@ class WindowAttribution {
     if (found) report_parameter(event, *bad_event(event.number)->provenance, kinds, *session);
   }
 
-  // Returns the provenance of the values that were last seen in memory where others may have written since; null if they
-  // were finite. Infinities that were written there on purpose raise no alarm.
+  // Returns the provenance of the values that were last seen in memory where others may have written since; null if
+  // they were finite. Infinities that were written there on purpose raise no alarm.
   std::shared_ptr<const Provenance> provenance_before(const Event& event, NonfiniteKinds kinds) {
     if (const auto bad = bad_event(event.previous)) return bad->provenance;
     const auto written = Devices::Lock(devices()).copy_of(event.previous);
