@@ -10,6 +10,7 @@ import inspect
 import math
 import sys
 import threading
+import types
 import warnings
 import weakref
 
@@ -632,6 +633,18 @@ def test_the_collectives_of_a_graph_are_found():
     graph.output(graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0")))
     assert has_collectives(torch.fx.GraphModule({}, graph))
     assert not has_collectives(torch.fx.symbolic_trace(lambda x: x * 2))
+
+
+def test_generated_code_without_a_hash_is_a_line_of_the_stack():
+    def take_logarithm(x):
+        return torch.log(x)
+
+    code = take_logarithm.__code__
+    generated = types.FunctionType(code.replace(co_consts=(*code.co_consts, {})), globals())
+    with torchnan.detect(action="log") as session:
+        generated(torch.tensor(-1.0)).item()
+        assert session.stats()["internal_errors"] == 0
+    assert (session.first.file, session.first.line) == (__file__, code.co_firstlineno + 1)
 
 
 def test_a_function_that_dynamo_resumes_is_one_line_of_the_stack():

@@ -101,15 +101,15 @@ def is_loss_scaling(live: list[RawFrame]) -> bool:
     if not live:
         return False
     code = live[0][0]
-    return code.co_filename == _SCALER_FILE or any(code in codes for codes in _codes_of_scalers(torch.amp.GradScaler))
+    return code.co_filename == _SCALER_FILE or any(code is one for one in _codes_of_scalers(torch.amp.GradScaler))
 
 
-def _codes_of_scalers(base: type[object]) -> Iterator[set[CodeType]]:
-    """Yields the code of each subclass, with the functions inside its methods."""
+def _codes_of_scalers(base: type[object]) -> Iterator[CodeType]:
+    """Yields the code of the methods of each subclass, and of the functions inside them."""
     for kind in base.__subclasses__():
         methods = [method.__code__ for method in vars(kind).values() if isinstance(method, FunctionType)]
-        inside = [code for method in methods for code in method.co_consts if isinstance(code, CodeType)]
-        yield {*methods, *inside}
+        yield from methods
+        yield from (code for method in methods for code in method.co_consts if isinstance(code, CodeType))
         yield from _codes_of_scalers(kind)
 
 
@@ -400,11 +400,11 @@ def _lines(frames: list[RawFrame]) -> list[Line]:
 
 def hide(code: CodeType) -> None:
     """Leaves a function of torchnan, and everything that it calls, out of stacks that have no line of the user."""
-    _hidden.add(code)
+    _hidden[id(code)] = code
 
 
 def _without_hidden(frames: list[RawFrame]) -> list[RawFrame]:
-    hidden = [i for i, (code, *_) in enumerate(frames) if code in _hidden]
+    hidden = [i for i, (code, *_) in enumerate(frames) if id(code) in _hidden]
     return frames[hidden[-1] + 1 :] if hidden else frames
 
 
@@ -444,7 +444,8 @@ def _all_lines(frames: list[RawFrame]) -> list[Line]:
     return [(code.co_filename, line or 0, graph_code.full_name_of(code)) for code, line, *_ in frames]
 
 
-_hidden: set[CodeType] = set()  # of functions that stand between an operation and the engine in a replay
+# Of functions that stand between an operation and the engine in a replay; by id(), because generated code has no hash.
+_hidden: dict[int, CodeType] = {}
 _columns: dict[Line, tuple[int, int] | None] = {}  # for the lines resolved last
 _MAX_COLUMNS = 1000
 
@@ -455,7 +456,10 @@ def _note_columns(line: Line, frame: RawFrame) -> None:
     If a line has several operations, the origin is the innermost one: its result is among the arguments of the others.
     """
     code, number, _, instruction = frame
-    first, last, start, end = _position(code, instruction)
+    try:
+        first, last, start, end = _position(code, instruction)
+    except TypeError:  # generated code with a constant that has no hash
+        return
     if start is None or end is None or (first, last) != (number, number):
         return
     if len(_columns) >= _MAX_COLUMNS:
