@@ -62,8 +62,8 @@ def _queued(kernel: Callable[..., Any], machine: Lagging) -> Callable[..., Any]:
 
 
 def _address(value: Any) -> Any:
-    """Returns a tensor at the same address that does not hold the memory; a kernel reads nothing else of it."""
-    if not isinstance(value, torch.Tensor) or value.numel() == 0:
+    """Returns a tensor of the device without a hold on its memory; a kernel reads nothing but its address."""
+    if not isinstance(value, torch.Tensor) or value.device.type != _NAME or value.numel() == 0:
         return value
     memory = (ctypes.c_char * value.element_size()).from_address(value.data_ptr())
     return torch.frombuffer(memory, dtype=torch.uint8)
