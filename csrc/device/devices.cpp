@@ -24,7 +24,7 @@ at::Tensor live_tensor(const Event& event) {
   WeakTensor tensor;
   {
     Devices::Lock locked(devices());
-    tensor = locked.journal().find_tensor(event);
+    tensor = locked.journal().find_shared_tensor(event);
   }
   return tensor.lock();
 }

@@ -178,6 +178,16 @@ WeakTensor Journal::find_tensor(const Event& event) const {
   return {entry->storage, event.tensor};
 }
 
+WeakTensor Journal::find_shared_tensor(const Event& event) const {
+  const Entry* entry = find_entry(event.tensor.storage);
+  if (entry == nullptr || !event.tensor.has_shape) return {};
+  const Event* last = find(entry->last);
+  while (last != nullptr && last->number != event.number && last->type == EventType::kArgument) {
+    last = find(last->previous);
+  }
+  return last != nullptr && last->number == event.number ? WeakTensor(entry->storage, event.tensor) : WeakTensor();
+}
+
 // The storage may have been emptied, or have grown, meanwhile: then its old memory belongs to another one.
 at::Tensor WeakTensor::lock() const {
   auto storage = storage_.lock();

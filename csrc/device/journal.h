@@ -99,6 +99,8 @@ class TORCHNAN_API Journal {
 
   // Returns the tensor of an event if its memory was not written since then, else an empty one.
   WeakTensor find_tensor(const Event& event) const;
+  // The same, if others may have written there, but nobody was seen to.
+  WeakTensor find_shared_tensor(const Event& event) const;
 
  private:
   // so many that no storage in use is replaced, even with several thousand of them

@@ -57,6 +57,16 @@ class Resolving {
 
 using SessionFindings = std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>>;
 
+// Returns the provenance of infinities that an event wrote on purpose, so that it raised no alarm; null if it did not.
+std::shared_ptr<const Provenance> intended_provenance(EventNumber number, NonfiniteKinds kinds) {
+  const auto written = Devices::Lock(devices()).copy_of(number);
+  if (!written || !is_seen(&*written) || !written->intended.inf() || kinds.nan()) return nullptr;
+  const auto session = written->session.lock();
+  if (session == nullptr) return nullptr;
+  DeviceEvidence evidence(*written, {}, *session, [](const Event&) { return std::nullopt; });
+  return attribute(evidence, kinds);
+}
+
 // Attributes the bad events of a window.
 class WindowAttribution {
  public:
@@ -154,10 +164,7 @@ class WindowAttribution {
   // they were finite. Infinities that were written there on purpose raise no alarm.
   std::shared_ptr<const Provenance> provenance_before(const Event& event, NonfiniteKinds kinds) {
     if (const auto bad = bad_event(event.previous)) return bad->provenance;
-    const auto written = Devices::Lock(devices()).copy_of(event.previous);
-    if (!written || !is_seen(&*written) || !written->intended.inf() || kinds.nan()) return nullptr;
-    const auto session = written->session.lock();
-    return session == nullptr ? nullptr : evident_provenance_of(*written, {}, kinds, *session);
+    return intended_provenance(event.previous, kinds);
   }
 
   // Whether the event has a bad input but was not scanned: its result did not exist yet, or was proved finite before
@@ -483,8 +490,9 @@ std::shared_ptr<const Provenance> provenance_of_last_write(const at::Tensor& ten
   if (!values->defined()) return nullptr;
   resolve(Delivery::kDeferred);
   const EventNumber last = Devices::Lock(devices()).journal().last_event(*values);
-  const auto bad = bad_event(last);
-  return bad ? bad->provenance : nullptr;
+  if (const auto bad = bad_event(last)) return bad->provenance;
+  const NonfiniteKinds kinds = kinds_on_devices(tensor).front();
+  return kinds.any() ? intended_provenance(last, kinds) : nullptr;
 }
 
 void record_bad_write(const at::Tensor& tensor, std::shared_ptr<const Provenance> provenance) {

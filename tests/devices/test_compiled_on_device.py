@@ -208,6 +208,37 @@ def test_a_mask_that_a_region_overwrites_is_not_the_cause(device):
     assert [(f.origin, f.op) for f in errors(watch)] == [("op", "aten::sqrt")]
 
 
+def test_a_mask_that_only_regions_read_may_stay_alive(device):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Buffer(torch.tril(torch.ones(4, 4, device=device)).log())
+
+        def forward(self, x):
+            return (x @ x.t() + self.bias).softmax(-1) @ x
+
+    with torchnan.detect(action="log") as watch:
+        module = Attention()
+        module.compile()
+        module(torch.randn(4, 3).to(device)).sum().item()
+    assert watch.findings == []
+
+
+def test_constants_that_a_region_writes_are_no_origin(device):
+    @torch.compile
+    def reset(lowest, highest, last):
+        lowest.fill_(float("inf"))
+        highest.fill_(float("-inf"))
+        last.fill_(float("nan"))
+
+    state = [torch.zeros(()).to(device) for _ in range(3)]
+    with torchnan.detect(action="log") as watch:
+        reset(*state)
+        for value in state:
+            value.item()
+    assert watch.findings == []
+
+
 def test_a_compiled_step_of_an_optimizer_is_replayed(device):
     weight = torch.zeros(4).to(device).requires_grad_()
     optimizer = torch.optim.Adagrad([weight], eps=0.0, foreach=True)
