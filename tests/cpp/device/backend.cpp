@@ -50,14 +50,23 @@ struct Shape {
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
   at::ScalarType dtype;
+  bool is_conj;
+  bool is_neg;
 
   explicit Shape(const at::Tensor& tensor)
       : data(tensor.data_ptr()),
         sizes(tensor.sizes().vec()),
         strides(tensor.strides().vec()),
-        dtype(tensor.scalar_type()) {}
+        dtype(tensor.scalar_type()),
+        is_conj(tensor.is_conj()),
+        is_neg(tensor.is_neg()) {}
 
-  at::Tensor on_host() const { return at::from_blob(data, sizes, strides, at::TensorOptions(dtype)); }
+  at::Tensor on_host() const {
+    const at::Tensor tensor = at::from_blob(data, sizes, strides, at::TensorOptions(dtype));
+    tensor._set_conj(is_conj);
+    tensor._set_neg(is_neg);
+    return tensor;
+  }
 };
 
 bool is_here(const c10::IValue& value) {
@@ -288,6 +297,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolve_later>());
   m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolve_back_later>());
 }
+
+// The fallbacks of PyTorch would copy what is to be copied first, and so on.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_later>()); }
 
