@@ -77,7 +77,8 @@ void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
       non_blocking_ = argument.integer != 0;
     }
     const OpPlan::MutatedArgument* mutated = plan_.mutated_schema_argument(index);
-    const bool is_read = (mutated == nullptr || mutated->reads_previous_value) && !plan_.is_constant_factory;
+    const bool is_metadata = plan_.is_constant_factory || (plan_.reads_metadata_of_first && index == 0);
+    const bool is_read = (mutated == nullptr || mutated->reads_previous_value) && !is_metadata;
     if (argument.kind == Operand::Kind::kValues) {
       read_.reserve(read_.size() + argument.count);
       inputs_.reserve(inputs_.size() + argument.count);

@@ -232,6 +232,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.updates_statistics = updates_statistics(base);
   plan.draws_random_numbers = op.hasTag(at::Tag::nondeterministic_seeded);
   plan.is_constant_factory = is_constant_factory(base);
+  plan.reads_metadata_of_first = reads_metadata_of_first(base);
   plan.is_grad_scaler_check = is_grad_scaler_check(base);
   plan.is_foreach_elementwise = is_foreach_elementwise(base);
   plan.is_async_collective = is_async_collective(ns, base);

@@ -64,6 +64,7 @@ struct OpPlan {
   bool updates_statistics = false;  // the running mean and variance of a batch norm
   bool draws_random_numbers = false;
   bool is_constant_factory = false;
+  bool reads_metadata_of_first = false;
   bool returns_info = false;  // an error code beside its results, which the caller checks
   bool is_grad_scaler_check = false;
   bool is_async_collective = false;

@@ -294,6 +294,21 @@ def test_a_nan_that_the_program_writes_raises_no_alarm_and_is_followed(device):
     assert [(finding.kind, finding.origin) for finding in watch.findings] == [("nan", "parameter")]
 
 
+def test_what_takes_only_the_shape_of_a_mask_is_not_bad(device):
+    """The root of a backward pass is reported although no gradient is bad, as documented; ``zeros_like`` is not."""
+    layer = torch.nn.Linear(3, 5).to(device)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    x, banned = torch.randn(4, 3).to(device), torch.tensor([0, 1, 0, 0, 1]).bool().to(device)
+    chosen = torch.tensor([[0], [2], [3], [0]]).to(device)
+    with torchnan.detect(action="log") as watch:
+        for _ in range(3):
+            root = torch.log_softmax(layer(x).masked_fill(banned, float("-inf")), -1)
+            optimizer.zero_grad()
+            root.backward(torch.zeros_like(root).scatter_(1, chosen, 1.0))
+            optimizer.step()
+    assert {finding.op for finding in watch.findings} == {"aten::_log_softmax"}
+
+
 def test_a_value_from_another_rank_is_reported_as_such(machine, device, two_ranks):
     x = torch.ones(4, device=device)
     with torchnan.detect(action="log") as watch:
