@@ -32,6 +32,9 @@ TORCHNAN_API NonfiniteKinds check_region_result(const at::Tensor& tensor, bool i
 TORCHNAN_API DeviceCheck::Arguments record_region_arguments(DetectionSession& session,
                                                             c10::ArrayRef<at::Tensor> tensors);
 
+// Records that comparisons in a region depend on these arguments. Does not wait for the device.
+TORCHNAN_API void record_region_comparison(DetectionSession& session, c10::ArrayRef<at::Tensor> tensors);
+
 // Returns the provenance of the first of these arguments that is not finite; null if there is none. Waits.
 TORCHNAN_API NonfiniteRegistry::ProvenancePtr provenance_on_devices(const DeviceCheck::Arguments& arguments);
 

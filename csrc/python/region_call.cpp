@@ -357,6 +357,7 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
   if (device_) record_on_devices(arguments_, on_devices_);
+  if (device_ && !border_->compared.empty() && boxed_ == 0) record_compared();
   if (!device_) device_ = border_->device;
   record_mutated(options.max_copied_bytes);
   if (device_ && obstacle_.empty()) {
@@ -484,6 +485,18 @@ void RegionCall::record_on_devices(const Values& values, DeviceCheck::Arguments&
     recorded.intended |= found.intended;
     if (found.given != nullptr) recorded.given = std::move(found.given);
   });
+}
+
+void RegionCall::record_compared() const {
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (session == nullptr) return;
+  std::vector<RegionResult> parts;
+  for (const size_t i : border_->compared) add_parts(i, arguments_[i], parts);
+  std::vector<at::Tensor> tensors;
+  for (RegionResult& part : parts) tensors.push_back(std::move(part.tensor));
+  const py::gil_scoped_release no_gil;
+  run_contained(*session, "recording the comparisons of a compiled region",
+                [&] { record_region_comparison(*session, tensors); });
 }
 
 // Adds the plain tensors that a value consists of, if it is a tensor.

@@ -204,6 +204,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const;
   void add_parts(size_t index, const pybind11::handle& value, std::vector<RegionResult>& parts) const;
   void add_parts_of(const pybind11::handle& value, std::vector<RegionResult>& parts) const;
+  void record_compared() const;
   void record_given_gradients(const pybind11::tuple& gradients) const;
   void record_given();
   void note_given();

@@ -224,6 +224,19 @@ def test_a_mask_that_only_regions_read_may_stay_alive(device):
     assert watch.findings == []
 
 
+def test_a_gradient_that_a_region_compares_may_stay_alive(device):
+    @torch.compile
+    def step(weight, gradient):
+        return weight - torch.where(torch.isfinite(gradient), gradient, torch.zeros_like(gradient))
+
+    weight = torch.zeros(4).to(device).requires_grad_()
+    with torchnan.detect(action="log") as watch:
+        weight.square().sum().sqrt().backward()
+        with torch.no_grad():
+            assert step(weight, weight.grad).isfinite().all()
+    assert watch.findings == []
+
+
 def test_constants_that_a_region_writes_are_no_origin(device):
     @torch.compile
     def reset(lowest, highest, last):
