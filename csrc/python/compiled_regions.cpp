@@ -3,9 +3,9 @@
 #include "python/compiled_regions.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
