@@ -404,8 +404,14 @@ void heed_alarm(DetectionSession& session, bool is_read) {
     devices().launch_all();
     return resolve(Delivery::kNow);
   }
+  const bool is_replay = replayed_region() != nullptr;  // rare: its values are counted while they exist
+  if (is_replay) {
+    devices().launch_all();
+    devices().wait_for_all();
+  }
   const bool is_harm = is_read && has_known_bad();
-  if (is_harm || (devices().is_alarmed() && !has_known_bad())) resolve(is_read ? Delivery::kNow : Delivery::kDeferred);
+  const bool is_new = devices().is_alarmed() && (is_replay || !has_known_bad());
+  if (is_harm || is_new) resolve(is_read ? Delivery::kNow : Delivery::kDeferred);
   if (is_read) raise_deferred(session);
 }
 
