@@ -713,7 +713,11 @@ def test_a_replay_names_the_module(device):
     found = errors(watch)[-1]
     assert (found.op, found.module, found.line) == ("aten::div", "inner", line_of(Normalized.forward, "x.sum()"))
     assert (found.inputs[0].name, found.inputs[0].min, found.inputs[0].max) == ("other", 0, 0)
-    assert (found.nan, found.first_index, found.hint) == (4, (0,), "other is 0; in 4 places the dividend is 0 too: 0/0 is NaN")
+    assert (found.nan, found.first_index, found.hint) == (
+        4,
+        (0,),
+        "other is 0; in 4 places the dividend is 0 too: 0/0 is NaN",
+    )
 
 
 def test_a_gradient_that_recurs_is_named_one_step_later(device):
