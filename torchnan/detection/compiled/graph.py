@@ -86,9 +86,16 @@ def compared_inputs(module: fx.GraphModule, own: Sequence[str]) -> list[int]:
         if node not in reached:
             reached.add(node)
             pending.extend(node.all_input_nodes)
-    names = {str(node.target) for node in reached if node.op == "get_attr"}
-    arguments = [node in reached for node in module.graph.nodes if node.op == "placeholder"]
-    return [i for i, is_compared in enumerate([*(name in names for name in own), *arguments]) if is_compared]
+    return [i for i, nodes in enumerate(_input_nodes(module, own)) if not reached.isdisjoint(nodes)]
+
+
+def _input_nodes(module: fx.GraphModule, own: Sequence[str]) -> list[list[fx.Node]]:
+    """Returns the nodes of each input: those of the graph's own tensors come before its arguments."""
+    tensors: dict[str, list[fx.Node]] = {name: [] for name in own}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and node.target in tensors:
+            tensors[node.target].append(node)
+    return [*tensors.values(), *([node] for node in module.graph.nodes if node.op == "placeholder")]
 
 
 def _compares(module: fx.GraphModule, node: fx.Node) -> bool:
@@ -106,16 +113,9 @@ def unread_inputs(module: fx.GraphModule, own: Sequence[str], overwritten: Seque
         own: names of its own tensors, which come before its arguments.
         overwritten: the indices of the inputs that a call overwrites.
     """
-    nodes: dict[int, list[fx.Node]] = {i: [] for i in overwritten}
-    arguments = iter(range(len(own), len(own) + len(module.graph.nodes)))
-    for node in module.graph.nodes:
-        i = next(arguments) if node.op == "placeholder" else None
-        if node.op == "get_attr" and node.target in own:
-            i = own.index(str(node.target))
-        if i in nodes:
-            nodes[i].append(node)
-    users = {i: [(user, node) for node in same for user in node.users] for i, same in nodes.items()}
-    return [i for i, uses in users.items() if uses and all(_only_updates(user, node) for user, node in uses)]
+    inputs = dict(enumerate(_input_nodes(module, own)))  # fewer than a call has if one of them is a list
+    uses = {i: [(user, node) for node in inputs.get(i, ()) for user in node.users] for i in overwritten}
+    return [i for i in overwritten if uses[i] and all(_only_updates(user, node) for user, node in uses[i])]
 
 
 def _only_updates(user: fx.Node, node: fx.Node) -> bool:
