@@ -175,8 +175,9 @@ std::map<std::string, OpPlan>& allocation_plans = *new std::map<std::string, OpP
 void record_allocation(const at::Tensor& result, SiteId site, const std::string& op) {
   const auto session = ThreadState::current().shared_session();
   if (session == nullptr) return;
-  const OpPlan& plan = allocation_plans.try_emplace(op, allocation_plan(op)).first->second;
-  record_region_allocation(*session, result, site, plan);
+  const auto [plan, is_new] = allocation_plans.try_emplace(op);
+  if (is_new) plan->second = allocation_plan(op);
+  record_region_allocation(*session, result, site, plan->second);
 }
 
 // Returns the provenance of a non-finite argument of a region that cannot be followed; nothing if it is finite.
