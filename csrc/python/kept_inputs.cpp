@@ -92,7 +92,7 @@ void KeptInputs::keep(std::vector<py::object>& arguments, const std::vector<size
   for (size_t i = 0; i < arguments.size(); ++i) {
     const at::Tensor* const tensor = tensor_in(arguments[i]);
     if (tensor == nullptr) continue;
-    const bool is_copy = std::find(copies.begin(), copies.end(), i) != copies.end();
+    const bool is_copy = std::binary_search(copies.begin(), copies.end(), i);
     KeptTensor& kept = arguments_.emplace_back(Argument{i, KeptTensor(*tensor, last_events[i], is_copy)}).tensor;
     const int64_t bytes = bytes_of_arguments_ + bytes_of(*tensor);
     if (!kept.is_weight() && bytes <= max_bytes) {

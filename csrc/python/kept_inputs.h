@@ -53,7 +53,7 @@ class KeptInputs {
  public:
   // Keeps the arguments of a call that are tensors, and replaces them by None. Holds the memory of small ones, of at
   // most `max_bytes` in all. That of others, and of weights, exists as long as the program keeps it; `copies`: the
-  // indices of those that the program does not have.
+  // indices of those that the program does not have, ascending.
   void keep(std::vector<pybind11::object>& arguments, const std::vector<size_t>& copies, int64_t max_bytes);
 
   // Keeps the gradients that a backward pass is given, `None` or a tensor each: all of them or, if they have more than

@@ -82,6 +82,12 @@ bool contains(const std::vector<size_t>& indices, size_t i) {
   return std::find(indices.begin(), indices.end(), i) != indices.end();
 }
 
+std::vector<at::Tensor> tensors_of(std::vector<RegionResult> parts) {
+  std::vector<at::Tensor> tensors;
+  for (RegionResult& part : parts) tensors.push_back(std::move(part.tensor));
+  return tensors;
+}
+
 int64_t version_of(const py::object& argument) {
   const at::Tensor* tensor = tensor_in(argument);
   return tensor == nullptr || tensor->is_inference() ? -1 : static_cast<int64_t>(tensor->_version());
@@ -384,9 +390,7 @@ bool RegionCall::has_to_be_followed() const {
 // A device can replay a call later if little has to be copied for that. A list of arguments is emptied by the call, so
 // that the values in it can be freed.
 bool RegionCall::may_be_kept() const {
-  const auto is_copied = [this](size_t index) { return has_to_be_copied(index); };
-  const auto copies = std::count_if(copied_indices_.begin(), copied_indices_.end(), is_copied);
-  const bool copies_little = copies <= int64_t{kMaxCopies} && bytes_to_copy_ <= kMaxCopiedBytes;
+  const bool copies_little = copied_indices_.size() - unread_.size() <= kMaxCopies && bytes_to_copy_ <= kMaxCopiedBytes;
   return boxed_ == 0 && copies_little && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
 }
 
@@ -476,8 +480,7 @@ void RegionCall::record_on_devices(const Values& values, DeviceCheck::Arguments&
   if (session == nullptr) return;
   std::vector<RegionResult> parts;
   for (const py::handle value : values) add_parts_of(value, parts);
-  std::vector<at::Tensor> tensors;
-  for (RegionResult& part : parts) tensors.push_back(std::move(part.tensor));
+  const std::vector<at::Tensor> tensors = tensors_of(std::move(parts));
   const py::gil_scoped_release no_gil;
   run_contained(*session, "recording the arguments of a compiled region", [&] {
     DeviceCheck::Arguments found = record_region_arguments(*session, tensors);
@@ -492,8 +495,7 @@ void RegionCall::record_compared() const {
   if (session == nullptr) return;
   std::vector<RegionResult> parts;
   for (const size_t i : border_->compared) add_parts(i, arguments_[i], parts);
-  std::vector<at::Tensor> tensors;
-  for (RegionResult& part : parts) tensors.push_back(std::move(part.tensor));
+  const std::vector<at::Tensor> tensors = tensors_of(std::move(parts));
   const py::gil_scoped_release no_gil;
   run_contained(*session, "recording the comparisons of a compiled region",
                 [&] { record_region_comparison(*session, tensors); });
@@ -518,9 +520,14 @@ void RegionCall::record_mutated(int64_t max_bytes) {
   for (const size_t i : border_->mutated) {
     const at::Tensor* tensor = i < arguments_.size() ? tensor_in(arguments_[i]) : nullptr;
     if (tensor == nullptr) continue;
-    if (has_to_be_copied(i)) bytes_to_copy_ += static_cast<int64_t>(tensor->nbytes());
     copied_indices_.push_back(i);
     written_.push_back(arguments_[i]);
+    if (has_to_be_copied(i, *tensor)) {
+      bytes_to_copy_ += static_cast<int64_t>(tensor->nbytes());
+    } else {
+      unread_.push_back({i, tensor->sizes().vec(), tensor->options()});
+      arguments_[i] = py::none();
+    }
   }
   if (obstacle_.empty() && bytes_to_copy_ > max_bytes) {
     obstacle_ = "it overwrites " + std::to_string(bytes_to_copy_) +
@@ -529,24 +536,19 @@ void RegionCall::record_mutated(int64_t max_bytes) {
 }
 
 // A value that is not finite has an origin, which a replay looks up.
-bool RegionCall::has_to_be_copied(size_t index) const {
-  if (!contains(border_->unread, index)) return true;
-  const at::Tensor& tensor = *tensor_in(arguments_[index]);
+bool RegionCall::has_to_be_copied(size_t index, const at::Tensor& tensor) const {
+  if (!std::binary_search(border_->unread.begin(), border_->unread.end(), index)) return true;
   return is_subclass(tensor) || (tensor.is_cpu() && nonfinite_registry().in_use() && kinds_of(tensor).any());
 }
 
 // Keeps overwritten arguments in their previous state. The tensor itself would refer to the node that holds this call.
 void RegionCall::keep_mutated() {
   if (!obstacle_.empty() && nonfinite_registry().in_use()) record_given();
+  if (!obstacle_.empty()) unread_.clear();
   for (const size_t i : copied_indices_) {
-    const at::Tensor& tensor = *tensor_in(arguments_[i]);
-    py::object kept = py::none();
-    if (obstacle_.empty() && has_to_be_copied(i)) {
-      kept = py::cast(copied(tensor));
-    } else if (obstacle_.empty()) {
-      unread_.push_back({i, tensor.sizes().vec(), tensor.options()});
-    }
-    arguments_[i] = std::move(kept);
+    const at::Tensor* tensor = tensor_in(arguments_[i]);
+    if (tensor == nullptr) continue;  // it is not read
+    arguments_[i] = obstacle_.empty() ? py::cast(copied(*tensor)) : py::object(py::none());
   }
 }
 

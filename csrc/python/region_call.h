@@ -52,7 +52,7 @@ using BadValues = std::vector<std::pair<size_t, int>>;
 
 // The facts about a region that are the same for every call.
 struct RegionBorder {
-  std::vector<size_t> mutated;        // indices of the arguments that a call overwrites
+  std::vector<size_t> mutated;        // indices of the arguments that a call overwrites, ascending
   std::vector<size_t> unread;         // those among them of whose previous values no other result depends
   pybind11::tuple own;                // the graph's own tensors, which precede the arguments; none once it is discarded
   CompiledRegion facts;               // the compiled function, and why no call can be replayed, if so
@@ -198,7 +198,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record(const pybind11::tuple& args, const Options& options);
   void record_argument(size_t index);
   void record_mutated(int64_t max_bytes);
-  bool has_to_be_copied(size_t index) const;
+  bool has_to_be_copied(size_t index, const at::Tensor& tensor) const;
   void keep_mutated();
   template <typename Values>
   void record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const;
