@@ -30,14 +30,6 @@ const OpPlan& region_plan(bool is_comparison) {
 const OpPlan& region_call = region_plan(false);
 const OpPlan& comparison_in_region = region_plan(true);
 
-Operand list_of(const std::vector<c10::IValue>& values) {
-  Operand list;
-  list.kind = Operand::Kind::kValues;
-  list.first = values.data();
-  list.count = values.size();
-  return list;
-}
-
 CallContext context_of_region(DetectionSession& session) {
   return {region_call, {}, session, ThreadState::current().id()};
 }
@@ -99,15 +91,15 @@ NonfiniteKinds check_region_result(const at::Tensor& tensor, bool is_unwritten, 
 DeviceCheck::Arguments record_region_arguments(DetectionSession& session, c10::ArrayRef<at::Tensor> tensors) {
   devices().launch_all();  // the region may write there
   DeviceCheck check(region_call, ThreadState::current(), session);
-  const std::vector<c10::IValue> list(tensors.begin(), tensors.end());
-  check.record_arguments(list_of(list));
+  const c10::IValue list(tensors.vec());
+  check.record_arguments(operand(list));
   return check.arguments();
 }
 
 void record_region_comparison(DetectionSession& session, c10::ArrayRef<at::Tensor> tensors) {
   DeviceCheck check(comparison_in_region, ThreadState::current(), session);
-  const std::vector<c10::IValue> list(tensors.begin(), tensors.end());
-  check.record_arguments(list_of(list));
+  const c10::IValue list(tensors.vec());
+  check.record_arguments(operand(list));
   check.record();
 }
 
