@@ -1,8 +1,8 @@
 """Python programs in separate processes that begin with PyTorch imported.
 
-Importing PyTorch takes two seconds, nearly all the time of a short program. A server imports it once and forks for each
-program. It never imports torchnan, which is loaded afresh in every fork. If a test is about the start of a program, it
-uses ``tests.support.processes`` instead.
+Importing PyTorch takes two seconds, nearly all the time of a short program. A server imports it once, with what else
+its programs need, and forks for each program. It never imports torchnan, which is loaded afresh in every fork. If a
+test is about the start of a program, it uses ``tests.support.processes`` instead.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from tests.support.processes import DEADLINE, TIME_FOR_STACKS, restore_ctrl_c
 
 # A fork leaves the loop, so that it runs its program at the top level of a module and ends like any other.
 SERVER = """
-import faulthandler, json, os, runpy, socket, sys
+import faulthandler, importlib, json, os, runpy, socket, sys
 import torch
 import torch._dynamo  # as the first optimizer would, for two more seconds
+for module in sys.argv[2:]:
+    importlib.import_module(module)
 
 server = socket.socket(fileno=int(sys.argv[1]))
 while True:
@@ -75,14 +77,21 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def run_forked(
-    code: str, *arguments: str, cwd: Path | None = None, deadline: float = DEADLINE, **variables: str
+    code: str,
+    *arguments: str,
+    cwd: Path | None = None,
+    deadline: float = DEADLINE,
+    imports: tuple[str, ...] = (),
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a fork that has imported PyTorch, with no TORCHNAN variables but the given ones.
+
+    ``imports`` names modules that are imported before the fork, once for all programs that need the same ones.
 
     Its output goes to files, so the program must not limit the size of files. After the deadline it is killed, and the
     test fails with its output and the stacks of its threads.
     """
-    return _finished([_start(code, ["-c", *arguments], cwd, variables)], deadline)
+    return _finished([_start(code, ["-c", *arguments], cwd, variables, imports)], deadline)
 
 
 def run_forked_file(
@@ -120,6 +129,7 @@ def run_forked_ranks(file: Path, world: int, *arguments: str) -> subprocess.Comp
 class _Program:
     what: str
     process: int
+    server: socket.socket
     output: BinaryIO
     errors: BinaryIO
 
@@ -127,13 +137,16 @@ class _Program:
         return _read(self.output), _read(self.errors)
 
 
-def _start(code: str, arguments: list[str], cwd: Path | None, variables: dict[str, str]) -> _Program:
+def _start(
+    code: str, arguments: list[str], cwd: Path | None, variables: dict[str, str], imports: tuple[str, ...] = ()
+) -> _Program:
     too_late = [name for name in variables if name.startswith(("PYTHON", "OMP_")) and name != "PYTHONPATH"]
     assert not too_late, f"read before the fork: {too_late}"
     request = {"code": code, "arguments": arguments, "cwd": str(cwd or Path.cwd()), "variables": variables}
     output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-    socket.send_fds(_server(), [json.dumps(request).encode()], [output.fileno(), errors.fileno()])
-    return _Program(f"{arguments}: {code}", int(_server().recv(64)), output, errors)
+    server = _server(imports)
+    socket.send_fds(server, [json.dumps(request).encode()], [output.fileno(), errors.fileno()])
+    return _Program(f"{arguments}: {code}", int(server.recv(64)), server, output, errors)
 
 
 def _finished(programs: list[_Program], deadline: float = DEADLINE) -> subprocess.CompletedProcess[str]:
@@ -143,7 +156,7 @@ def _finished(programs: list[_Program], deadline: float = DEADLINE) -> subproces
         for program in programs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.process, signal.SIGKILL)
-        _server().close()  # it may be about to answer
+            program.server.close()  # it may be about to answer
         _server.cache_clear()
         raise
     texts = [program.text() for program in programs]
@@ -152,7 +165,7 @@ def _finished(programs: list[_Program], deadline: float = DEADLINE) -> subproces
 
 
 def _status(program: _Program, deadline: float) -> int:
-    server = _server()
+    server = program.server
     server.send(json.dumps({"wait_for": program.process}).encode())
     server.settimeout(deadline)
     try:
@@ -168,11 +181,11 @@ def _status(program: _Program, deadline: float) -> int:
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(imports: tuple[str, ...]) -> socket.socket:
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHNAN")}
     subprocess.Popen(  # ends when this end of the pair is closed
-        [sys.executable, "-c", SERVER, str(its.fileno())],
+        [sys.executable, "-c", SERVER, str(its.fileno()), *imports],
         env=environment | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         pass_fds=[its.fileno()],
