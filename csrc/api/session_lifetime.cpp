@@ -34,7 +34,7 @@ void enter_session(std::shared_ptr<DetectionSession> session) {
   ThreadState& thread = ThreadState::current();
   remove_closed_sessions(thread);
   thread.enter(std::move(session));
-  if (thread.scopes().size() == 1) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, true);
+  c10::impl::tls_set_dispatch_key_included(kInterceptorKey, true);
 }
 
 void leave_session(const std::shared_ptr<DetectionSession>& session) {

@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "call_sites/current_call_site.h"
 #include "process/fork_safe_mutex.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
@@ -110,7 +111,7 @@ SiteId record_node_site(uint64_t sequence, ThreadState& thread) {
   SiteId site = host_runtime().current_stack_id();
   // The node was made while another node ran: by recomputation, or for a second derivative.
   if (torch::autograd::get_current_graph_task_id() != -1) {
-    if (const auto outer = torch::autograd::get_current_node()) {
+    if (const torch::autograd::Node* const outer = running_node()) {
       site = host_runtime().nest_stack(site, CallSiteRing::find(*outer));
     }
   }

@@ -15,6 +15,7 @@ namespace torchnan {
 namespace {
 
 thread_local std::optional<NodeSite> replayed_node;
+thread_local const torch::autograd::Node* node_outside = nullptr;  // the one that counts as none
 thread_local SiteId outer_stack = 0;
 
 // Innermost first. Allocates, so call it only for a report.
@@ -35,8 +36,17 @@ NodeSite site_of(const torch::autograd::Node& node) {
   return {node.name(), execution_id(node), CallSiteRing::find(node)};
 }
 
+torch::autograd::Node* running_node() {
+  torch::autograd::Node* const node = torch::autograd::get_current_node().get();
+  return node == node_outside ? nullptr : node;
+}
+
+void leave_running_node() { node_outside = torch::autograd::get_current_node().get(); }
+
+void return_to_running_node() { node_outside = nullptr; }
+
 std::optional<NodeSite> current_node_site() {
-  const auto node = torch::autograd::get_current_node();
+  const torch::autograd::Node* const node = running_node();
   if (node == nullptr) return replayed_node;
   return site_of(*node);
 }

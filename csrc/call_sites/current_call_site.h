@@ -28,7 +28,15 @@ struct NodeSite {
 // Returns the node as a running one.
 TORCHNAN_API NodeSite site_of(const torch::autograd::Node& node);
 
-// Returns the node that this thread runs, if there is one.
+// Returns the backward node that the engine runs on this thread, null if there is none.
+TORCHNAN_API torch::autograd::Node* running_node();
+
+// Lets the node that runs now count as none, until return_to_running_node(): this thread works for torchnan inside of
+// it. Nodes that this work runs count.
+TORCHNAN_API void leave_running_node();
+TORCHNAN_API void return_to_running_node();
+
+// Returns the site of the running node, or else that of the replayed one.
 TORCHNAN_API std::optional<NodeSite> current_node_site();
 
 // Sets the node of this thread while the engine runs none on it, because a replay repeats operations of that node.

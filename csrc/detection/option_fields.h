@@ -57,6 +57,12 @@ void for_each_option(O& options, Visitor&& visit) {
                   "is reported at its border. On a GPU, also how many bytes of inputs are kept after the calls of "
                   "regions"},
         options.max_copied_bytes);
+  visit(OptionRow{"max_explanation_seconds",
+                  "how long torchnan may look for the origin of a value that a call of a compiled region has made. "
+                  "After that the finding names the region and says so, and later calls of the region in this session "
+                  "are named by it, too. 0 never looks",
+                  0, "0, or a number of seconds"},
+        options.max_explanation_seconds);
   visit(
       OptionRow{"log",
                 "path of a file to which the log of the session, ``findings``, is written as well: one line of strict "

@@ -171,7 +171,8 @@ void ThreadState::leave(const std::shared_ptr<DetectionSession>& session) {
   inherited_.reset();
   inherited_at_ = 0;
   refresh_current();
-  if (std::find(scopes_.begin(), scopes_.end(), session) == scopes_.end()) session->on_thread_exit(id_);
+  const auto is_in = [&](const auto& scopes) { return std::find(scopes.begin(), scopes.end(), session) != scopes.end(); };
+  if (!is_in(scopes_) && !is_in(suspended_)) session->on_thread_exit(id_);
   close_scope(session);
 }
 

@@ -15,6 +15,8 @@
 
 namespace torchnan {
 
+class PrivateGenerators;
+
 class TORCHNAN_API ThreadState {
  public:
   static ThreadState& current();
@@ -67,6 +69,9 @@ class TORCHNAN_API ThreadState {
   BoundSource bound_source(const ExternalBounds* elsewhere = nullptr) {
     return {counters().bytes, counters().bytes_scanned_unknown, moments_, elsewhere};
   }
+
+  // Those from which this thread draws in place of the program's; null outside of a replay.
+  PrivateGenerators* private_generators = nullptr;
 
   // The backward pass of the last operation, -1 for none. Maintained only while something is non-finite.
   int last_backward_pass = -1;

@@ -52,7 +52,7 @@ EventContext::EventContext(const OpPlan& of_plan, DetectionSession& in_session, 
       grad_mode(c10::GradMode::is_enabled()),
       thread(on_thread),
       step(in_session.step()) {
-  if (const auto current = torch::autograd::get_current_node()) {
+  if (const torch::autograd::Node* const current = running_node()) {
     node = node_names.of(*current);
     node_execution_id = execution_id(*current);
     forward = CallSiteRing::find(*current);

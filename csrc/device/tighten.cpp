@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "call_sites/current_call_site.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
 #include "device/resolve.h"
@@ -34,7 +35,7 @@ bool tighten_on_device(const at::Tensor& tensor) {
     const double assumed = locked.assumptions().of(*event);
     if (!can_be_tightened(*event, assumed)) return false;
     const double before = std::exchange(event->assumed, assumed);                               // the limit of the scan
-    const bool may_wait = stream.is_default && torch::autograd::get_current_node() == nullptr;  // as a result may
+    const bool may_wait = stream.is_default && running_node() == nullptr;  // as a result may
     const bool waits = may_wait && locked.add_to_batch(stream, tensor, *event, has_filled_batch);
     if (!waits && !scans.add(tensor, event->number, event->limit())) {
       event->assumed = before;

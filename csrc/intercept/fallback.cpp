@@ -7,6 +7,7 @@
 #include "intercept/received_values.h"
 #include "operators/op_plan.h"
 #include "detection/error_containment.h"
+#include "detection/private_generators.h"
 #include "detection/thread_state.h"
 
 namespace torchnan {
@@ -26,6 +27,8 @@ const OpPlan* plan_for(const c10::OperatorHandle& op, const torch::jit::Stack& s
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = below_interceptor(keys);
   ThreadState& thread = ThreadState::current();
+  if (thread.private_generators != nullptr) [[unlikely]]
+    thread.private_generators->replace_in(op, *stack);
   DetectionSession* session = thread.session();
   if (session == nullptr) {
     if (ReceivedValues* const received = ReceivingValues::current()) return received->run(op, below, stack);

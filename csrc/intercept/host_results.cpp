@@ -9,6 +9,7 @@
 
 #include "bounds/bound_audit.h"
 #include "bounds/dtype_range.h"
+#include "call_sites/current_call_site.h"
 #include "bounds/written_spans.h"
 #include "operators/for_each_tensor.h"
 #include "scan/storage_of.h"
@@ -249,7 +250,7 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
 // gradients, which nothing reads but the optimizer.
 bool HostResults::saves_a_launch(double max_abs) const {
   if (session_.scans_everything() || session_.is_first_step()) return false;
-  return max_abs <= kMaySquareProduct || torch::autograd::get_current_node() != nullptr;
+  return max_abs <= kMaySquareProduct || running_node() != nullptr;
 }
 
 Outcome HostResults::skip(const at::Tensor& result, Skip reason) {

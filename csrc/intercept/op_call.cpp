@@ -6,6 +6,7 @@
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
 #include "bounds/operand.h"
+#include "operators/dispatch_key.h"
 #include "operators/for_each_tensor.h"
 #include "operators/op_traits.h"
 #include "scan/storage_of.h"
@@ -25,6 +26,31 @@ namespace torchnan {
 namespace {
 
 void forget_bound(const at::Tensor& tensor) { bound_cache().forget(tensor); }
+
+// While a kernel of a replay runs that may draw random numbers inside: those calls are intercepted, and not checked.
+class DrawingInside {
+ public:
+  DrawingInside(ThreadState& thread, const OpPlan& plan) : thread_(may_draw(thread, plan) ? &thread : nullptr) {
+    if (thread_ == nullptr) return;
+    thread_->suspend();
+    c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, false);
+  }
+  ~DrawingInside() {
+    if (thread_ == nullptr) return;
+    c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, true);
+    thread_->resume();
+  }
+  DrawingInside(const DrawingInside&) = delete;
+  DrawingInside& operator=(const DrawingInside&) = delete;
+
+ private:
+  static bool may_draw(const ThreadState& thread, const OpPlan& plan) {
+    if (thread.private_generators == nullptr) [[likely]] return false;
+    return plan.draws_random_numbers || !plan.name.starts_with("aten::");  // kernels of others need no tag
+  }
+
+  ThreadState* const thread_;
+};
 
 }  // namespace
 
@@ -242,6 +268,7 @@ void OpCall::prepare(Results& results) {
 template <typename Forget>
 void OpCall::redispatch(Forget&& forget) {
   try {
+    const DrawingInside drawing(thread_, plan_);
     op_.redispatchBoxed(below_, stack_);
   } catch (...) {
     for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {

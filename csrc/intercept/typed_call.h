@@ -87,6 +87,12 @@ struct TypedCall<Op, kLarge, Result(Arguments...)> {
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
     const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
     SmallCall call;
+    if constexpr (kDraws) {
+      if (call.thread().private_generators != nullptr) [[unlikely]] {
+        torch::jit::Stack stack = c10::impl::boxArgs<Arguments...>(arguments...);
+        return intercept_boxed(keys, stack, arguments...);
+      }
+    }
     const OpPlan* const plan = call.session() == nullptr ? nullptr : find_plan(*call.session());
     const bool is_small = plan != nullptr && (SmallCall::is_small(arguments) && ...);
     if (!is_small || !call.try_start(*plan, first_tensor(arguments...), keys))
@@ -100,6 +106,7 @@ struct TypedCall<Op, kLarge, Result(Arguments...)> {
   }
 
  private:
+  static constexpr bool kDraws = (std::is_same_v<Arguments, std::optional<at::Generator>> || ...);
   inline static std::optional<c10::OperatorHandle> op;
 
   // The first argument, if it is a tensor.
@@ -158,6 +165,10 @@ struct TypedCall<Op, kLarge, Result(Arguments...)> {
       call.forget(operands);
       return redispatch([&]() noexcept { call.forget(operands); }, below_interceptor(keys), arguments...);
     }
+    return intercept_boxed(keys, stack, arguments...);
+  }
+
+  static Result intercept_boxed(c10::DispatchKeySet keys, torch::jit::Stack& stack, Arguments... arguments) {
     intercept(*op, keys, &stack);
     if constexpr (std::is_reference_v<Result>) {
       return std::get<0>(std::tie(arguments...));  // in place: the first argument

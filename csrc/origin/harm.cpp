@@ -184,7 +184,7 @@ void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_
 
 void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments) {
   if (bad_arguments.empty()) return;
-  const auto node = torch::autograd::get_current_node();
+  const torch::autograd::Node* const node = running_node();
   const uint64_t node_execution_id = node == nullptr ? 0 : execution_id(*node);
   for (const BadArgument& argument : bad_arguments) {
     record_use(*argument.provenance, call.plan, node_execution_id);
@@ -229,10 +229,10 @@ void report_weight_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_a
 // A root that is a view of a scalar has no operation in its own node; the scalar stands for it.
 void report_backward_start(DetectionSession& session) {
   if (host_runtime().reports_backward_roots()) return;
-  const auto node = torch::autograd::get_current_node();
+  torch::autograd::Node* const node = running_node();
   const auto* inner = torch::autograd::get_current_graph_task_nodes_in_graph();
   if (node == nullptr || inner == nullptr) return;
-  const bool is_inner = inner->count(node.get()) != 0;
+  const bool is_inner = inner->count(node) != 0;
   for (const NonfiniteRegistry::Alive& made : nonfinite_registry().produced_by(*node)) {
     if (is_inner && made.tensor.numel() != 1) continue;
     report_harm(session, *made.provenance, HarmKind::kBackward, kinds_of(made.tensor));

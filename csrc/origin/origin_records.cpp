@@ -49,7 +49,7 @@ std::shared_ptr<OriginRecord> make_origin(const CallContext& call, OriginRecord:
 
 // Returns the parameter whose gradient the current node passes to AccumulateGrad, or accumulates itself.
 at::Tensor parameter_of_node() {
-  const auto node = torch::autograd::get_current_node();
+  const torch::autograd::Node* const node = running_node();
   if (node == nullptr) return {};
   const auto variable_of = [](const torch::autograd::Node& one) {
     const auto* accumulation = dynamic_cast<const torch::autograd::AccumulateGrad*>(&one);

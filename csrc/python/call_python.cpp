@@ -16,6 +16,16 @@ namespace {
 
 class PythonError final : public python_error, public UserFacingException {};
 
+// Whether a signal handler of the program raised it, in the middle of what torchnan did.
+bool is_raised_by_handler(const py::error_already_set& raised) {
+  try {
+    const auto signals = py::module_::import("torchnan.detection.signal_handlers");
+    return !signals.attr("raised_in")(raised.value()).is_none();
+  } catch (const py::error_already_set&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 bool is_python_ending() {
@@ -33,7 +43,9 @@ void raise_in_caller() {
 }
 
 void throw_from_python(py::error_already_set& raised) {
-  if (raised.matches(PyExc_Exception)) throw std::runtime_error(error_message(raised));
+  if (raised.matches(PyExc_Exception) && !is_raised_by_handler(raised)) {
+    throw std::runtime_error(error_message(raised));
+  }
   raised.restore();
   raise_in_caller();
 }

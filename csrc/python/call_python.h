@@ -16,7 +16,7 @@ namespace torchnan {
 bool is_python_ending();
 
 // Requires the GIL. Throws a C++ exception for an error raised in Python. The core counts it as an internal error,
-// except for Ctrl-C and SystemExit, which are passed on to user code.
+// except for Ctrl-C, SystemExit and what a signal handler of the program raised: these are passed on to user code.
 [[noreturn]] void throw_from_python(pybind11::error_already_set& raised);
 
 // Requires the GIL and a set Python error, which is raised in user code: torch passes a python_error unchanged through

@@ -21,6 +21,7 @@
 #include "detection/thread_state.h"
 #include "operators/op_traits.h"
 #include "origin/replayed_region.h"
+#include "python/apart.h"
 #include "python/convert.h"
 #include "python/kept_calls.h"
 #include "python/python_runtime.h"
@@ -33,8 +34,6 @@ namespace py = pybind11;
 
 namespace torchnan {
 namespace {
-
-thread_local bool replays = false;
 
 ProvenanceHandle with_origins_found_before(const ProvenanceHandle& gradient,
                                            const std::vector<ProvenanceHandle>& forward) {
@@ -190,7 +189,7 @@ std::optional<ProvenanceHandle> input_provenance(const at::Tensor& tensor) {
 
 }  // namespace
 
-bool is_replaying() noexcept { return replays; }
+bool is_replaying() noexcept { return Apart::current() != nullptr; }
 
 void bind_compiled_regions(py::module_& m) {
   py::class_<ProvenanceHandle>(m, "Provenance")
@@ -213,7 +212,8 @@ void bind_compiled_regions(py::module_& m) {
       .def("forget_own", [](RegionBorder& border) { border.own = py::tuple(); })
       .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
-      .def("run_backward", &RegionCall::run_backward, py::arg("function"), py::arg("args"))
+      .def("begin_backward", &RegionCall::begin_backward, py::arg("gradients"))
+      .def("run", &RegionCall::run, py::arg("function"), py::arg("args"))
       .def("check_gradients", &check_gradients, py::arg("gradients"))
       .def("end_forward", &RegionCall::end_forward)
       .def("release", &RegionCall::release)
@@ -231,14 +231,12 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("boxed", &RegionCall::boxed)
       .def_property_readonly("is_inside_node", &RegionCall::is_inside_node)
       .def("enter_node", &RegionCall::enter_node)
-      .def_property_readonly("hooks", &RegionCall::hooks)
       .def_property_readonly("given", &RegionCall::given)
       .def_property("provenances", &RegionCall::provenances, &RegionCall::set_provenances)
       .def_property_readonly("stack", &RegionCall::stack)
       .def_property_readonly("stack_of_pass", &RegionCall::stack_of_pass)
       .def_property_readonly("step", &RegionCall::step);
   install_late_replays();
-  m.def("set_replaying", [](bool replaying) { replays = replaying; });
   m.def("is_replaying", &is_replaying);
   m.def("begin_replay", &begin_replay, py::arg("region"), py::arg("file"), py::arg("line"), py::arg("how"),
         py::arg("kernels"), py::arg("is_backward"), py::arg("replays_gradients"), py::arg("step"));
@@ -246,9 +244,6 @@ void bind_compiled_regions(py::module_& m) {
   m.def("end_replay", [] { set_replayed_region(nullptr); });
   m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("border"), py::arg("obstacle"),
         py::arg("kernels"));
-  m.def("random_state_of", [](const std::string& device) { return random_state_of(c10::Device(device)); });
-  m.def("set_random_state_of",
-        [](const std::string& device, const at::Tensor& state) { set_random_state_of(c10::Device(device), state); });
   m.def("take_failed_call", &take_failed_call);
   m.def("capture_stack", [] { return StackTable::instance().current_stack_id(); });
   m.def("stack_frames", &stack_frames, py::arg("stack"));

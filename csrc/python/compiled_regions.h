@@ -6,7 +6,7 @@
 
 namespace torchnan {
 
-// Whether this thread replays or compiles a region. Its operations are then not operations of the program.
+// Whether this thread replays a region, apart from the program. Its operations are then not operations of the program.
 bool is_replaying() noexcept;
 
 // Binds `RegionBorder`, `RegionCall`, and the functions that a replay uses.

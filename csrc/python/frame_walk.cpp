@@ -53,16 +53,23 @@ RawFrame describe(Frame* frame) {
 
 #endif
 
+thread_local Frame* end = nullptr;  // outside of the outermost frame
+
 }  // namespace
 
 size_t walk_frames(RawFrame* frames, size_t capacity) noexcept {
   PyThreadState* thread = PyGILState_GetThisThreadState();
   if (thread == nullptr) return 0;
   size_t count = 0;
-  for (Frame* frame = innermost(thread); frame != nullptr && count < capacity; frame = caller(frame)) {
+  const Frame* const last = end;
+  for (Frame* frame = innermost(thread); frame != last && count < capacity; frame = caller(frame)) {
     if (is_python_code(frame)) frames[count++] = describe(frame);
   }
   return count;
 }
+
+void end_stack_here() noexcept { end = innermost(PyThreadState_Get()); }
+
+void continue_stack() noexcept { end = nullptr; }
 
 }  // namespace torchnan

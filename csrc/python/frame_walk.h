@@ -18,4 +18,9 @@ struct RawFrame {
 // layout of frames is internal to CPython; each version needs a few separate lines here.
 size_t walk_frames(RawFrame* frames, size_t capacity) noexcept;
 
+// Lets the stack of this thread end at the innermost frame that it has now, which no walk returns, until
+// continue_stack().
+void end_stack_here() noexcept;
+void continue_stack() noexcept;
+
 }  // namespace torchnan

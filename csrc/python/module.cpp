@@ -29,6 +29,7 @@
 #include "ops/measure.h"
 #include "origin/collectives.h"
 #include "origin/nonfinite_registry.h"
+#include "python/apart.h"
 #include "python/bindings.h"
 #include "python/call_python.h"
 #include "python/compiled_regions.h"
@@ -106,7 +107,10 @@ void bind_session_class(py::module_& m) {
              return rows;
            })
       .def("mark_step", &DetectionSession::mark_step)
-      .def_property_readonly("step", &DetectionSession::step);
+      .def_property_readonly("step", &DetectionSession::step)
+      .def_property_readonly("max_explanation_seconds", [](const DetectionSession& session) {
+        return session.options().max_explanation_seconds;
+      });
 }
 
 // Each cause as (source, bits of its kinds, line of JSON).
@@ -200,9 +204,11 @@ void bind_session(py::module_& m) {
   bind_buffers(m);
   bind_gradients(m);
   bind_proved_steps(m);
+  bind_apart(m);
   bind_compiled_regions(m);
   bind_method_hooks(m);
   bind_random_memory(m);
+  bind_signal_actions(m);
   m.attr("built_for_torch") = TORCH_VERSION;
   m.def("interceptor_key_name", [] {
     install_interceptor();

@@ -6,12 +6,10 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
-#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/ScopeExit.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 
 #include "api/region_border.h"
@@ -59,12 +57,11 @@ at::Tensor copied(const at::Tensor& tensor) {
   return copy;
 }
 
-// The hooks that pack and unpack the saved tensors of operations; None if there are none.
-py::object saved_tensors_hooks() {
-  const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
-  if (!hooks) return py::none();
-  return py::make_tuple(py::handle(hooks->first.ptr(getPyInterpreter())),
-                        py::handle(hooks->second.ptr(getPyInterpreter())));
+// The state of the default generator of a device, or of the host. Throws c10::Error if the device has none.
+at::Tensor random_state_of(c10::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
 }
 
 PyObject* checked_result(PyObject* result) {
@@ -94,18 +91,6 @@ int64_t version_of(const py::object& argument) {
 }
 
 }  // namespace
-
-at::Tensor random_state_of(c10::Device device) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_random_state_of(c10::Device device, const at::Tensor& state) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
 
 bool is_running_region_on_device() noexcept { return runs_on_device; }
 
@@ -164,7 +149,7 @@ Modes::Modes() {
 }
 
 RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& args, const DetectionSession& session)
-    : border_(std::move(border)), hooks_(saved_tensors_hooks()) {
+    : border_(std::move(border)) {
   if (!run_contained(session, "preparing the call of a compiled region", [&] { record(args, session.options()); })) {
     obstacle_ = "the inputs of its replay could not be recorded";
     is_followed_ = is_kept_ = false;
@@ -179,14 +164,13 @@ py::object RegionCall::run(const py::handle& function, const py::tuple& args) {
   return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));
 }
 
-py::object RegionCall::run_backward(const py::handle& function, const py::tuple& args) {
-  if (nonfinite_registry().in_use()) record_given_gradients(args);
+void RegionCall::begin_backward(const py::tuple& gradients) {
+  if (nonfinite_registry().in_use()) record_given_gradients(gradients);
   if (device_) {
     given_backward_ = on_devices_;
-    record_on_devices(args, given_backward_);
+    record_on_devices(gradients, given_backward_);
   }
-  if (is_kept_) keep_gradients(args);
-  return run(function, args);
+  if (is_kept_) keep_gradients(gradients);
 }
 
 py::object RegionCall::run_receiving(const py::handle& function, const py::tuple& args) {
@@ -288,7 +272,6 @@ void RegionCall::forget() {
   random_state_.reset();
   device_random_state_.reset();
   device_random_state_after_.reset();
-  hooks_ = py::none();
   is_released_ = true;
 }
 
@@ -394,11 +377,11 @@ bool RegionCall::may_be_kept() const {
   return boxed_ == 0 && copies_little && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
 }
 
-void RegionCall::keep_gradients(const py::tuple& args) {
+void RegionCall::keep_gradients(const py::tuple& gradients) {
   const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
   if (session == nullptr) return;
-  const bool is_list = args.size() == 2 && PyList_CheckExact(py::object(args[1]).ptr());
-  const auto given = is_list ? py::sequence(args[1]) : py::sequence(args[py::slice(1, args.size(), 1)]);
+  const bool is_list = gradients.size() == 1 && PyList_CheckExact(py::object(gradients[0]).ptr());
+  const auto given = is_list ? py::sequence(gradients[0]) : py::sequence(gradients);
   inputs_.keep_gradients(given, session->options().max_copied_bytes - bytes_of_kept_calls());
 }
 

@@ -43,10 +43,6 @@ std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor);
 // checked at the border.
 bool is_running_region_on_device() noexcept;
 
-// The state of the default generator of a device, or of the host. Throws c10::Error if the device has none.
-at::Tensor random_state_of(c10::Device device);
-void set_random_state_of(c10::Device device, const at::Tensor& state);
-
 // The index of a non-finite value among the checked ones, and the bits of its kinds.
 using BadValues = std::vector<std::pair<size_t, int>>;
 
@@ -109,8 +105,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   // because a replay on this rank alone cannot receive them again.
   pybind11::object run(const pybind11::handle& function, const pybind11::tuple& args);
 
-  // The same for the region's backward pass, a function that is given the node and the gradients of the results.
-  pybind11::object run_backward(const pybind11::handle& function, const pybind11::tuple& args);
+  // Records the gradients of the results that the region's backward pass is given. The pass itself is run() then.
+  void begin_backward(const pybind11::tuple& gradients);
 
   // Checks the results of the region, followed by the arguments that it wrote. Those on devices are scanned later,
   // unless this call is followed.
@@ -166,7 +162,6 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   SiteId stack() const { return stack_; }
   SiteId stack_of_pass() const { return backward_.stack; }  // of the backward pass, if it is replayed later; else 0
   int64_t step() const { return step_; }                    // of a call that is replayed later; else 0
-  const pybind11::object& hooks() const { return hooks_; }
   const pybind11::object& given() const { return given_; }
   const pybind11::object& provenances() const { return provenances_; }
   void set_provenances(pybind11::object found) { provenances_ = std::move(found); }
@@ -211,7 +206,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::object run_receiving(const pybind11::handle& function, const pybind11::tuple& args);
   bool has_to_be_followed() const;
   bool may_be_kept() const;
-  void keep_gradients(const pybind11::tuple& args);
+  void keep_gradients(const pybind11::tuple& gradients);
   bool find_late(LateResults& results, KindsOfEvent kinds_of);
   void note_randomness();
   std::shared_ptr<const ReplayedRegion> region_on_device() const;
@@ -234,7 +229,6 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   Modes modes_;
   std::optional<NodeSite> inside_ = current_node_site();  // the node whose hook or function makes the call
   std::string obstacle_;                                  // why the call cannot be replayed; empty if it can
-  pybind11::object hooks_;                                // the hooks that pack and unpack saved tensors, or None
   // provenance of a non-finite argument that is overwritten and was not copied
   pybind11::object given_ = pybind11::none();
   pybind11::object provenances_ = pybind11::tuple();  // of the region's results, once they have been found

@@ -45,6 +45,7 @@ DETECTION: dict[str, tuple[list[Any], list[Any]]] = {
     "headroom": ([True, False], NO_BOOLS),
     "max_findings": ([1, 100, 2**63 - 1], [*NO_COUNTS, 0]),
     "max_copied_bytes": ([0, 1, 2**63 - 1], NO_COUNTS),
+    "max_explanation_seconds": ([0, 1, 2**63 - 1], NO_COUNTS),
     "log": ([None, "log", Path("log"), " log ", "caf\udce9", "größe"], [*NO_PATHS, "\ud800", 1, True, b"log", ["log"]]),
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from torchnan._load import _C
 from torchnan.config.text import printable
+from torchnan.detection import signal_handlers
 from torchnan.detection.errors import NonFiniteError
 
 logger = logging.getLogger("torchnan")
@@ -26,7 +27,7 @@ def contained(
     record: Callable[[str, Exception], None] = _count_in_stats,
     let_through: ExceptionTypes = NonFiniteError,
 ) -> Iterator[None]:
-    """Contains failures inside the block, except Ctrl-C and ``SystemExit``.
+    """Contains failures inside the block, except Ctrl-C, ``SystemExit`` and what a signal handler raises.
 
     Args:
         part: the part of the work that runs inside.
@@ -39,6 +40,7 @@ def contained(
     except let_through:
         raise
     except Exception as error:  # noqa: BLE001 - it may come from any object of user code
+        signal_handlers.let_through(error)
         record(part, error)
 
 
@@ -57,7 +59,7 @@ class Failures:
         """Counts a failure."""
         self.counts[part] += 1
         if self.counts[part] == 1:
-            with contextlib.suppress(Exception):  # a logging handler of the user may fail, too
+            with signal_handlers.suppressed():  # a logging handler of the user may fail, too
                 why = printable(describe(error))
                 text = "torchnan: %s failed: %s. Training continues; later failures are only counted."
                 logger.warning(text, part, why)
@@ -71,5 +73,6 @@ def describe(error: BaseException) -> str:
     """Returns type and message of an error in one line, or only the type if there is no message."""
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001
+    except Exception as failed:  # noqa: BLE001
+        signal_handlers.let_through(failed)
         return type(error).__name__

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import warnings
 
 import torch
 
 from torchnan.config.text import printable
+from torchnan.detection import signal_handlers
 from torchnan.detection.finding import Finding
 
 _NONFINITE = re.compile(
@@ -53,7 +53,7 @@ def may_be_of_nonfinite(error: BaseException) -> bool:
     """Whether an error may be about a non-finite value: a check of the program, or a refused matrix or number."""
     if isinstance(error, (NonFiniteError, OSError)):  # the former is a report already; the latter names a file
         return False
-    with contextlib.suppress(Exception):  # a class of the program, with its own str()
+    with signal_handlers.suppressed():  # a class of the program, with its own str()
         is_refused = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
         return is_refused or any(of.search(str(error)) is not None for of in (_NONFINITE, _REFUSED))
     return False

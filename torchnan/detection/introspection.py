@@ -22,7 +22,15 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 
 from torchnan._load import _C
-from torchnan.detection import communication, dataset_items, graph_code, initial_weights, registry, tensor_names
+from torchnan.detection import (
+    communication,
+    dataset_items,
+    graph_code,
+    initial_weights,
+    registry,
+    signal_handlers,
+    tensor_names,
+)
 from torchnan.detection.containment import contained
 from torchnan.detection.graph_code import RawFrame
 from torchnan.detection.tensor_names import IN_QUERY, Memory, Owned, joined, module_at, parts
@@ -323,7 +331,8 @@ def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns the gradient of a leaf; None if its class refuses to return it."""
     try:
         return tensor.grad if tensor.is_leaf else None
-    except Exception:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
+        signal_handlers.let_through(error)
         return None
 
 

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from torchnan.config.text import say
-from torchnan.detection import errors
+from torchnan.detection import errors, signal_handlers
 from torchnan.detection.errors import warn_of_detector as warn_of_detector
 from torchnan.detection.finding import Finding
 
@@ -22,7 +22,7 @@ _has_spoken = False
 def NonFiniteError(finding: Finding, report: str) -> errors.NonFiniteError:
     """Returns the error to raise, by the name that the core knows."""
     error = errors.NonFiniteError(finding, _among_ranks(finding, report)[0])
-    with contextlib.suppress(Exception):  # a traceback with all frames is better than no report
+    with signal_handlers.suppressed():  # a traceback with all frames is better than no report
         from torchnan.detection import uncaught  # not needed before something is found
 
         uncaught.show_if_uncaught(error)
@@ -52,7 +52,8 @@ def _among_ranks(finding: Finding, report: str) -> tuple[str, bool]:
         return report, True
     try:
         text = job.text_of(finding, report)
-    except Exception:  # noqa: BLE001 - whatever the folder holds: said twice is better than never
+    except Exception as error:  # noqa: BLE001 - whatever the folder holds: said twice is better than never
+        signal_handlers.let_through(error)
         return report, True
     _say_last_words(job)
     return text

@@ -42,6 +42,7 @@ struct TORCHNAN_API Options {
   bool headroom = false;                // record the largest |x| of each call site, for Detector::headroom()
   int64_t max_findings = 100;           // that are kept; further ones are only counted
   int64_t max_copied_bytes = 67108864;  // 64 MiB: by a compiled region in a call, so that it can be replayed
+  int64_t max_explanation_seconds = 10;  // for finding the origin of a value in a compiled region; 0: never look
   std::string log;                      // path of a JSON Lines file, readable by its owner only; empty: none
 
   // Returns one message for each invalid value. Detector calls it.

@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils._pytree import tree_map
 
 from torchnan._load import _C
+from torchnan.detection.compiled import time_limit
 from torchnan.detection.compiled.compiled_autograd import nodes_of_pass
 from torchnan.detection.compiled.graph import as_list, copy_graph, plain_parts
 from torchnan.detection.compiled.torch_internals import is_transform
@@ -56,7 +57,10 @@ class Probe:
         self._thread.is_random = is_random
         self._thread.own = dict(zip(self._own, inputs, strict=False))
         whole = self._interpreter(self._graph)
-        outputs = as_list(whole.run(*passed))
+        try:
+            outputs = as_list(whole.run(*passed))
+        finally:
+            self._thread.__dict__.clear()  # the tensors of the call
         return outputs, sources, whole.reached_outputs()
 
     def _runner_of(self, body: fx.GraphModule) -> Callable[..., Any]:
@@ -84,6 +88,7 @@ class _Interpreter(fx.Interpreter):
         return tuple(self._reached.get(node, frozenset()) for node in nodes)
 
     def run_node(self, n: fx.Node) -> Any:
+        time_limit.check()
         bad = [argument for argument in n.all_input_nodes if argument in self._kinds]
         # before the node may overwrite them
         masks = {argument: [~torch.isfinite(part) for part in plain_parts(self.env[argument])] for argument in bad}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from torchnan.detection.compiled import replay
+from torchnan.detection.compiled import replay, time_limit
 
 REPLAYS_OF_ONE_CAUSE = 3  # of calls whose values begin at the same nodes; later ones have what was found first
 REPLAYS_OF_MODULES = 32  # of calls with the same modules or weights, in a session
@@ -113,6 +114,16 @@ class Explanations:
         self._keys: set[Hashable] = set()  # of all evidence that was replayed
         self._masks: collections.defaultdict[str, _Masks] = collections.defaultdict(_Masks)  # by the node's name
         self._streaks: dict[Hashable, _Streak] = {}
+        self.obstacle = ""  # why no further call is explained
+
+    @contextlib.contextmanager
+    def limiting_time(self, seconds: int) -> Iterator[None]:
+        """Ends the block when it has taken so long, and sets ``obstacle``."""
+        try:
+            with time_limit.limited(seconds):
+                yield
+        except time_limit.OutOfTimeError as over:
+            self.obstacle = str(over)
 
     @property
     def replays(self) -> int:
@@ -215,5 +226,5 @@ def pattern_of(results: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Has
             return None
         return finite + [one for one in arguments if isinstance(one, torch.Tensor) and one.dtype == torch.bool]
 
-    compared = replay.unseen(parts)
+    compared = replay.apart(parts)
     return None if compared is None else tuple((part.shape, hash(part.cpu().numpy().tobytes())) for part in compared)

@@ -154,18 +154,6 @@ def _operator_name(node: fx.Node) -> str:
     return name.partition(".")[0].strip("_")
 
 
-def with_tensors(module: fx.GraphModule, tensors: dict[str, torch.Tensor]) -> fx.GraphModule:
-    """Returns a copy of the graph in which these tensors replace its own."""
-    made = copy_graph(module)
-    for name, tensor in tensors.items():
-        path, _, leaf = name.rpartition(".")
-        owner = made.get_submodule(path)
-        owner._parameters.pop(leaf, None)
-        owner._buffers.pop(leaf, None)
-        owner.register_buffer(leaf, tensor)
-    return made
-
-
 def run(module: fx.GraphModule, *inputs: Any) -> Any:
     """Runs a graph, releasing each value after its last use; an error keeps its original text."""
     interpreter = fx.Interpreter(module)
@@ -199,56 +187,88 @@ def plain_parts(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def framed(
-    module: fx.GraphModule,
-    callers: list[Entry],
-    modules: Modules,
-    outside: Sequence[Line] = (),
-    unwritten_is_nan: bool = False,
-) -> fx.GraphModule:
-    """Changes a graph so that each of its operations runs on the stack of the user's program, whoever runs the graph.
+class Framing:
+    """Changes copies of graphs for one replay: they get its tensors, and each operation runs on the stack of the user's
+    program. At the end of the block, they release both.
 
     Args:
-        module: the graph, with the bodies of its higher-order operators.
-        callers: the stack on which the region was called, outermost first.
-        modules: those that nodes run in, by their key in ``nn_module_stack``.
-        outside: lines that lead to where the graph is called, which it is not to show again.
         unwritten_is_nan: whether memory that nobody has written is to hold NaN: it may, as it may anything else.
     """
-    inside = set()  # bodies that run on the stack of their node, or where the engine calls them
-    for node in module.graph.nodes:
-        is_unwritten = unwritten_is_nan and allocates(node)
-        if node.op == "call_method":
-            node.op, node.target = "call_function", _method(node.target)
-        if node.op != "call_function":
-            continue
-        bodies = _bodies(module, node)
-        if functions.is_function(node) or functions.is_hook(node):
-            inside.update(bodies)
-            for body in bodies:
-                framed(body, [], {}, traced_lines(node), unwritten_is_nan)
-        if functions.is_function(node):
-            node.target = functions.applied(node, bodies, run)
-        elif nested_regions.is_nested_region(node) and bodies:
-            (body,) = bodies
-            inside.add(body)
-            parts = nested_regions.modules_in_call(node, body, modules)
-            lines = nested_regions.lines_of_call(node, body)
-            node.target = nested_regions.inlined(framed(copy_graph(body), [], parts, lines, unwritten_is_nan))
-        elif bodies and not _computes_itself(node):
-            continue
-        if node.target in random_numbers.OPERATORS:
-            node.target = _drawn(node.target)
-        else:
-            if is_unwritten:
-                node.target = _filled(node.target)
-            node.target = _framed(stack_of(node, callers, modules, outside), node.target)
-    for child in module.children():
-        if isinstance(child, fx.GraphModule) and child not in inside:
-            framed(child, callers, modules, outside, unwritten_is_nan)
-    module.forward = functools.partial(run, module)
-    type(module).__call__ = _call_graph  # type: ignore[method-assign]  # each GraphModule has a class to itself
-    return module
+
+    def __init__(self, unwritten_is_nan: bool = False) -> None:
+        self._unwritten_is_nan = unwritten_is_nan
+        self._made: list[fx.GraphModule] = []
+        self._calls: list[_FramedCall] = []
+
+    def copy(self, module: fx.GraphModule, tensors: dict[str, torch.Tensor] | None = None) -> fx.GraphModule:
+        """Returns a copy of a graph that may be changed. These tensors replace its own."""
+        made = copy_graph(module)
+        self._made.append(made)
+        for name, tensor in (tensors or {}).items():
+            path, _, leaf = name.rpartition(".")
+            owner = made.get_submodule(path)
+            owner._parameters.pop(leaf, None)
+            owner._buffers[leaf] = tensor  # without the hooks of the program on registrations
+        return made
+
+    def __enter__(self) -> Framing:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        # The copies stay until the garbage is collected: a graph and its nodes refer to each other.
+        for made in self._made:
+            for part in made.modules():
+                part._parameters.clear()
+                part._buffers.clear()
+        for call in self._calls:
+            call.release()
+
+    def frame(
+        self, module: fx.GraphModule, callers: list[Entry], modules: Modules, outside: Sequence[Line] = ()
+    ) -> fx.GraphModule:
+        """Changes a copy so that its operations run on the stack of the user's program, whoever runs it.
+
+        Args:
+            module: the copy, with the bodies of its higher-order operators.
+            callers: the stack on which the region was called, outermost first.
+            modules: those that nodes run in, by their key in ``nn_module_stack``.
+            outside: lines that lead to where the graph is called, which it is not to show again.
+        """
+        inside = set()  # bodies that run on the stack of their node, or where the engine calls them
+        for node in module.graph.nodes:
+            is_unwritten = self._unwritten_is_nan and allocates(node)
+            if node.op == "call_method":
+                node.op, node.target = "call_function", _method(node.target)
+            if node.op != "call_function":
+                continue
+            bodies = _bodies(module, node)
+            if functions.is_function(node) or functions.is_hook(node):
+                inside.update(bodies)
+                for body in bodies:
+                    self.frame(body, [], {}, traced_lines(node))
+            if functions.is_function(node):
+                node.target = functions.applied(node, bodies, run)
+            elif nested_regions.is_nested_region(node) and bodies:
+                (body,) = bodies
+                inside.add(body)
+                parts = nested_regions.modules_in_call(node, body, modules)
+                lines = nested_regions.lines_of_call(node, body)
+                node.target = nested_regions.inlined(self.frame(self.copy(body), [], parts, lines))
+            elif bodies and not _computes_itself(node):
+                continue
+            if node.target in random_numbers.REPLACED:
+                node.target = random_numbers.replaced(node.target)
+            else:
+                if is_unwritten:
+                    node.target = _filled(node.target)
+                self._calls.append(_FramedCall(stack_of(node, callers, modules, outside), node.target))
+                node.target = self._calls[-1]
+        for child in module.children():
+            if isinstance(child, fx.GraphModule) and child not in inside:
+                self.frame(child, callers, modules, outside)
+        module.forward = functools.partial(run, module)
+        type(module).__call__ = _call_graph  # type: ignore[method-assign]  # each GraphModule has a class to itself
+        return module
 
 
 def _call_graph(module: fx.GraphModule, *args: Any) -> Any:
@@ -274,18 +294,18 @@ def _filled(allocate: Callable[..., Any]) -> Callable[..., Any]:
     return allocate_filled
 
 
-def _drawn(operator: Any) -> Callable[..., Any]:
-    def draw(*args: Any) -> Any:
-        return random_numbers.draw(operator, *args)
+class _FramedCall:
+    """Calls what a node of a graph calls, on a stack of the user's program."""
 
-    return draw
+    def __init__(self, stack: list[Entry], target: Any) -> None:
+        self._stack, self._target = stack, target
+        self.__name__ = str(getattr(target, "__name__", target))  # a node's target has one
 
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return call_under(self._stack, functools.partial(self._target, *args, **options))
 
-def _framed(stack: list[Entry], target: Any) -> Callable[..., Any]:
-    def call_framed(*args: Any, **options: Any) -> Any:
-        return call_under(stack, functools.partial(target, *args, **options))
-
-    return call_framed
+    def release(self) -> None:
+        self._stack, self._target = [], None
 
 
 def _bodies(module: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:

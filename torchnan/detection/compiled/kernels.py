@@ -21,7 +21,6 @@ Kernels = list[tuple[str, int]]  # name, and the bits of the kinds that it wrote
 _NAN, _POSITIVE = 1, 2  # of these bits
 
 _thread_state = threading.local()
-_lock = threading.Lock()
 _POINTERS = r"{} = async_compile\.cpp_pybinding\(\[(.*?)\]"
 _LIBRARIES = ("extern_kernels", "aten", "inductor_ops", "torch")  # of kernels that are not generated
 _DEPTH = 4  # of wrappers around the generated code
@@ -78,30 +77,61 @@ def _address(value: Any) -> int:
 
 @contextlib.contextmanager
 def recorded(is_backward: bool) -> Iterator[Kernels]:
-    """Records where non-finite results began in the forward or backward graphs that this thread runs inside."""
-    holder = torch_internals.compiled_graph_class()
+    """Records where non-finite results began in the forward or backward graphs that this thread runs inside.
+
+    Raises:
+        UnobservableError: the block runs generated code whose kernels cannot be observed.
+    """
     _thread_state.recorder = recorder = Recorder(is_backward)
-    with _lock:  # one replay at a time
-        original = vars(holder)["__call__"]
+    _observation.begin()
+    try:
+        yield recorder.roots
+    finally:
+        _observation.end()
+        _thread_state.recorder = None
 
-        def call(graph: Any, inputs: Any) -> Any:
-            recorder = getattr(_thread_state, "recorder", None)
-            if recorder is None or bool(graph.fx_kwargs.get("is_backward")) != recorder.is_backward:
-                return original(graph, inputs)
-            observed = _observed(graph, recorder)
-            if observed is None:
-                return original(graph, inputs)
-            given = list(inputs)  # the call empties it
-            results = observed(inputs)
-            recorder.add_results([*results, *given])
-            return results
 
-        holder.__call__ = call
-        try:
-            yield recorder.roots
-        finally:
-            holder.__call__ = original
-            _thread_state.recorder = None
+class UnobservableError(RuntimeError):
+    """Generated code has kernels that cannot be observed. It may draw from the generators of the program."""
+
+
+class _Observation:
+    """Replaces the call of graphs while a thread observes one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # nothing of the program runs under it
+        self._threads = 0
+        self._original: Any = None
+
+    def begin(self) -> None:
+        holder = torch_internals.compiled_graph_class()
+        with self._lock:
+            self._threads += 1
+            if self._threads == 1:
+                self._original = vars(holder)["__call__"]
+                holder.__call__ = functools.partialmethod(_call_observed, self._original)
+
+    def end(self) -> None:
+        holder = torch_internals.compiled_graph_class()
+        with self._lock:
+            self._threads -= 1
+            if self._threads == 0:
+                holder.__call__ = self._original
+
+
+def _call_observed(graph: Any, original: Callable[..., Any], inputs: Any) -> Any:
+    recorder = getattr(_thread_state, "recorder", None)
+    if recorder is None:
+        return original(graph, inputs)
+    observed = _observed(graph, recorder)
+    if observed is None:
+        raise UnobservableError("the kernels of its generated code cannot be observed")
+    if bool(graph.fx_kwargs.get("is_backward")) != recorder.is_backward:
+        return original(graph, inputs)
+    given = list(inputs)  # the call empties it
+    results = observed(inputs)
+    recorder.add_results([*results, *given])
+    return results
 
 
 def _observed(graph: Any, recorder: Recorder) -> Callable[..., Any] | None:
@@ -171,6 +201,9 @@ class _Library:
         written += [value for argument, value in declared if argument.is_write]
         run = functools.partial(self._part, *args, **options)
         return self._recorder.observe(self._path, args, run, written)
+
+
+_observation = _Observation()
 
 
 def run_alone(compiled: Any, inputs: list[Any]) -> None:

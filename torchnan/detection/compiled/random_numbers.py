@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -13,52 +14,43 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchnan._load import _C
+from torchnan.detection.compiled import torch_internals
 
 States = dict[str, torch.Tensor]  # of generators, by their device
 SeedCounts = dict[torch.device, list[int]]  # how many seeds generated code draws at a time, in order
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 _SEEDS = _PRIMS.inductor_seeds.default
 OPERATORS = (_SEEDS, _PRIMS.inductor_random.default, _PRIMS.inductor_randint.default)
+_SAVE_STATE, _WITH_STATE = torch_internals.operators_with_random_state()
+REPLACED = (*OPERATORS, _SAVE_STATE, _WITH_STATE)
 _kernels: dict[tuple[Any, str, torch.device], Any] = {}
 
 
 def states(devices: Iterable[str]) -> States:
-    """Returns the states of the default generators of some devices."""
-    return {device: _C.random_state_of(device) for device in devices}
+    """Returns the states of the generators of some devices from which this replay draws."""
+    return {device: _C.private_random_state(device) for device in devices}
 
 
 def set_states(given: States) -> None:
-    """Sets the states of generators."""
+    """Sets the states of generators from which this replay draws."""
     for device, state in given.items():
-        _C.set_random_state_of(device, state)
+        _C.set_private_random_state(device, state)
 
 
 def _are_changed(given: States) -> bool:
     """Whether generators have other states now."""
-    return any(not torch.equal(state, _C.random_state_of(device)) for device, state in given.items())
+    return any(not torch.equal(state, _C.private_random_state(device)) for device, state in given.items())
 
 
 @contextlib.contextmanager
-def restored(given: States) -> Iterator[None]:
-    """Sets the states of generators for a while."""
-    before = states(given)
-    set_states(given)
+def noting_draws(devices: Iterable[str], note_drawn: Callable[[], None]) -> Iterator[None]:
+    """Calls ``note_drawn`` if the block draws from the generator of one of these devices."""
+    before = states(devices)
     try:
         yield
     finally:
-        set_states(before)
-
-
-@contextlib.contextmanager
-def kept(devices: Iterable[str], note_drawn: Callable[[], None]) -> Iterator[None]:
-    """Restores the generators of some devices after the block, and calls ``note_drawn`` if it has drawn from one."""
-    before = states(devices)
-    with restored(before):
-        try:
-            yield
-        finally:
-            if _are_changed(before):
-                note_drawn()
+        if _are_changed(before):
+            note_drawn()
 
 
 def seed_counts(graph: fx.Graph) -> SeedCounts:
@@ -69,6 +61,32 @@ def seed_counts(graph: fx.Graph) -> SeedCounts:
             count, device = node.args
             counts.setdefault(device, []).append(count)
     return counts
+
+
+def replaced(operator: Any) -> Callable[..., Any]:
+    """Returns what a replay calls in place of one of :data:`REPLACED`."""
+    if operator is _SAVE_STATE:
+        return _run_and_save_state
+    if operator is _WITH_STATE:
+        return _run_with_state
+    return functools.partial(draw, operator)
+
+
+def _run_and_save_state(operator: Any, *args: Any, **options: Any) -> tuple[torch.Tensor, Any]:
+    """As ``run_and_save_rng_state`` of ``torch/_prims/rng_prims.py``, with a generator of the replay."""
+    state = _C.private_random_state(str(_device_of(args, options)))
+    return state, operator(*args, **options)
+
+
+def _run_with_state(state: torch.Tensor, operator: Any, *args: Any, **options: Any) -> Any:
+    """As ``run_with_rng_state`` there."""
+    device = str(_device_of(args, options))
+    before = _C.private_random_state(device)
+    _C.set_private_random_state(device, state)
+    try:
+        return operator(*args, **options)
+    finally:
+        _C.set_private_random_state(device, before)
 
 
 def draw(operator: Any, *args: Any) -> torch.Tensor:
@@ -229,5 +247,5 @@ def compile_alone(module: fx.GraphModule, inputs: list[Any]) -> Any:
     from torch._inductor.compile_fx import compile_fx_inner
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes():
+    with _disable_current_modes(), torch_internals.unnoticed_compilation():
         return compile_fx_inner(module, inputs)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from torchnan._load import _C
-from torchnan.detection import introspection, shards
+from torchnan.detection import introspection, shards, signal_handlers
 from torchnan.detection.compiled import compiled_autograd, compiled_step, replay, torch_internals
 from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
 from torchnan.detection.compiled.evidence import NEGINF, Probe
@@ -125,27 +126,27 @@ class Region:
 
     def _note_unwritten(self, results: Any) -> None:
         assert self.traced is not None  # else no result is known to be unwritten
-        with contained("recording memory that a compiled region has not written"):
+        with _apart_from_handlers("recording memory that a compiled region has not written"):
             values, here = as_list(results), _C.capture_stack()
             if here not in self._allocations:
                 callers = calling_stack(_C.stack_frames(here))
                 modules = modules_of_call(self.traced.modules, (), callers, self.site)
                 stacks = [stack_of(node, callers, modules) for node in self.unwritten.values()]
                 capture = [functools.partial(call_under, stack, _C.capture_stack) for stack in stacks]
-                self._allocations[here] = replay.on_own_thread(lambda: [run() for run in capture])
+                self._allocations[here] = replay.apart(lambda: [run() for run in capture])
             for (i, node), stack in zip(self.unwritten.items(), self._allocations[here], strict=True):
                 for part in plain_parts(values[i]):
                     _C.record_allocation(part, stack, allocator_of(node))
 
     def _explain_results(self, call: Any, bad: Bad, results: Any) -> None:
-        with contained("following a compiled region"):
+        with _apart_from_handlers("following a compiled region"):
             self._explain(call, bad, [*as_list(results), *call.written], None)
             _report_written(call.written)
         call.end_forward()
 
     def explain_gradients(self, call: Any, bad: Bad, gradients: Sequence[Any], tangents: Sequence[Any]) -> None:
         """Finds the provenance of the non-finite gradients of a call."""
-        with contained("following a compiled region into its backward pass"):
+        with _apart_from_handlers("following a compiled region into its backward pass"):
             self._explain(call, bad, gradients, _tangents(call, tangents))
 
     def _values_of_error(self, call: Any, error: BaseException) -> list[torch.Tensor]:
@@ -153,11 +154,12 @@ class Region:
         session = _C.current_session()
         if call is None or session is None or not may_be_of_nonfinite(error):
             return []
-        with contained("following a compiled region that raised an error"):
+        with _apart_from_handlers("following a compiled region that raised an error"):
             explanations = self._known.setdefault(session, Explanations())
-            if not call.obstacle and not explanations.is_exhausted(None):
+            if not call.obstacle and not explanations.obstacle and not explanations.is_exhausted(None):
                 explanations.count_replay(None)
-                return replay.find_before_error(self._recorded(call))
+                with explanations.limiting_time(session.max_explanation_seconds):
+                    return replay.find_before_error(self._recorded(call))
         return []
 
     def _explain_late(
@@ -171,7 +173,7 @@ class Region:
             values: the results, or the gradients; ``None`` for those that do not exist any more.
             gradients: those that the backward pass was given, if it made the values.
         """
-        with contained("following a compiled region on a device"):
+        with _apart_from_handlers("following a compiled region on a device"):
             return self._provenances(call, bad, values, None if gradients is None else _tangents(call, gradients))
         return {}
 
@@ -185,7 +187,15 @@ class Region:
         session = _C.current_session()
         assert session is not None  # else nothing is checked
         explanations = self._known.setdefault(session, Explanations())
-        explanation, found = self._find(call, bad, values, tangents, explanations)
+        obstacle = call.obstacle or explanations.obstacle
+        explanation: Explanation | None = None
+        found: dict[int, Any] = {}
+        if not obstacle:
+            with explanations.limiting_time(session.max_explanation_seconds):
+                explanation, found = self._find(call, bad, values, tangents, explanations)
+            obstacle = explanations.obstacle
+        if obstacle:
+            explanation, found = None, self._at_border(call, bad, values, tangents, replay.Outcome({}, [], obstacle))
         if tangents is not None:  # the forward pass was run again, and found the same
             found = {i: provenance.with_origins_of_forward_pass(call.provenances) for i, provenance in found.items()}
         if explanation is not None:
@@ -198,8 +208,6 @@ class Region:
         self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None, explanations: Explanations
     ) -> tuple[Explanation | None, dict[int, Any]]:
         """Returns the provenance of each non-finite value of a call: a replay finds it, or has found it before."""
-        if call.obstacle:
-            return None, self._at_border(call, bad, values, tangents, replay.Outcome({}, [], call.obstacle))
         recorded = self._recorded(call)
         results = [part for i, _ in bad for part in plain_parts(values[i])]
         border = self._seen(recorded, bad, tangents)
@@ -295,7 +303,6 @@ class Region:
             note_drawn=functools.partial(setattr, self.border, "is_random", True),
             modes=call.modes,
             stream=stream,
-            hooks=call.hooks,
             is_inside_node=call.is_inside_node,
             enter_node=call.enter_node,
             stack=call.stack,
@@ -304,6 +311,13 @@ class Region:
             boxed=call.boxed,
             region=self.site,
         )
+
+
+@contextlib.contextmanager
+def _apart_from_handlers(part: str) -> Iterator[None]:
+    """Contains failures of torchnan; the signal handlers of the program run after the block."""
+    with signal_handlers.deferred(), contained(part):
+        yield
 
 
 def _weakly(region: Region, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -325,7 +339,7 @@ def _tangents(call: Any, gradients: Sequence[torch.Tensor | None]) -> replay.Tan
 def _check_in_backward(region: Region, node: Any) -> None:
     """Makes ``CompiledFunction.backward`` check its results; compiled autograd would trace a hook on the node."""
     function = torch_internals.function_class(node)
-    backward = vars(function)["backward"].__func__
+    backward, run_graph = (vars(function)[name].__func__ for name in ("backward", "_backward_impl"))
     if hasattr(backward, _REGION):
         return
 
@@ -334,7 +348,8 @@ def _check_in_backward(region: Region, node: Any) -> None:
         if call is None:
             return backward(ctx, *grads)
         tangents = list(grads[0]) if len(grads) == 1 and type(grads[0]) is list else grads  # boxed from 2.13 on
-        gradients = call.run_backward(backward, (ctx, *grads))
+        call.begin_backward(grads)
+        gradients = backward(ctx, *grads)
         bad = call.check_gradients(gradients)
         if bad:
             explain: Any = torch.compiler.disable(region.explain_gradients)  # type: ignore[no-untyped-call]
@@ -342,9 +357,16 @@ def _check_in_backward(region: Region, node: Any) -> None:
         call.release()
         return gradients
 
-    torch_internals.skip_in_dynamo(checked)  # like the function that it replaces
+    # The backward function unpacks what was saved before it calls this: hooks of the program may compute it again, and
+    # are watched.
+    def run_unwatched(ctx: Any, all_args: list[Any]) -> Any:
+        call = ctx.metadata.get(_RECORD)
+        return run_graph(ctx, all_args) if call is None else call.run(run_graph, (ctx, all_args))
+
+    for replacement in (checked, run_unwatched):
+        torch_internals.skip_in_dynamo(replacement)  # like the functions that they replace
     setattr(checked, _REGION, region)
-    function.backward = staticmethod(checked)
+    function.backward, function._backward_impl = staticmethod(checked), staticmethod(run_unwatched)
 
 
 def _follow_saved_values(call: Any) -> None:

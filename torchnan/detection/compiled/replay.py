@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import contextvars
 import dataclasses
@@ -15,19 +14,18 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.text import printable
-from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, torch_internals
+from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, time_limit, torch_internals
 from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
-from torchnan.detection.compiled.compilation import unwatched, without_warnings
+from torchnan.detection.compiled.compilation import without_warnings
 from torchnan.detection.compiled.evidence import NEGINF, Probe, Reached, Sources, kinds_in, sources_of_gradients
 from torchnan.detection.compiled.graph import (
+    Framing,
     allocates,
     as_list,
     copy_graph,
-    framed,
     plain_parts,
     stack_of,
     values_before_error,
-    with_tensors,
 )
 from torchnan.detection.compiled.graph import run as interpret
 from torchnan.detection.compiled.received import AsReceived, Received, as_received, is_functional_collective
@@ -59,7 +57,6 @@ class RecordedCall:
         note_drawn: is called if a replay draws random numbers although the call is not known to.
         modes: of the thread that made the call.
         stream: of the device that it ran on; ``None`` on the host.
-        hooks: those that pack and unpack what operations save for their backward passes.
         is_inside_node: whether a node of a backward pass made the call.
         enter_node: makes that node the one that this thread runs.
         stack: id of the stack that it was made on.
@@ -84,7 +81,6 @@ class RecordedCall:
     note_drawn: Callable[[], None]
     modes: Any
     stream: torch.Stream | None
-    hooks: Any
     is_inside_node: bool
     enter_node: Callable[[], None]
     stack: int
@@ -146,8 +142,8 @@ def find(
 ) -> Outcome:
     """Finds the provenance of non-finite results of a call.
 
-    The replay runs on a separate thread, because the stack of this one (a backward pass, the compiled code) does not
-    belong to the compiled program. Random numbers, inputs and modes are those of the call.
+    The replay runs apart from the program, see :func:`apart`: the stack of this thread (a backward pass, the compiled
+    code) does not belong to the compiled program. Random numbers, inputs and modes are those of the call.
 
     Args:
         call: the call.
@@ -159,10 +155,15 @@ def find(
     """
     session = _C.current_session()
     passing = calling_stack(_C.stack_frames(call.stack_of_pass or _C.capture_stack()))
-    frame = sys._getframe() if tangents is None else None
-    modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, frame)
+    modules = modules_of_call(
+        call.modules,
+        call.weights,
+        _callers(call),
+        call.region,
+        sys._getframe() if tangents is None else None,  # no variable: a frame that refers to itself is garbage
+    )
     one = _Replay(call, bad, tangents, session, passing, modules, values)
-    return on_own_thread(functools.partial(one.run, evidence))
+    return apart(functools.partial(one.run, evidence))
 
 
 def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
@@ -177,7 +178,7 @@ def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torc
     """
     modules = modules_of_call(call.modules, call.weights, _callers(call), call.region)
     one = _Replay(call, {}, None, _C.current_session(), [], modules)
-    return on_own_thread(functools.partial(one.find_saved, saved))
+    return apart(functools.partial(one.find_saved, saved))
 
 
 def find_before_error(call: RecordedCall) -> list[torch.Tensor]:
@@ -187,7 +188,7 @@ def find_before_error(call: RecordedCall) -> list[torch.Tensor]:
         These values.
     """
     modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, sys._getframe())
-    return on_own_thread(_Replay(call, {}, None, _C.current_session(), [], modules).before_error)
+    return apart(_Replay(call, {}, None, _C.current_session(), [], modules).before_error)
 
 
 def border(call: RecordedCall, tangents: Tangents | None) -> tuple[Hashable, Hashable]:
@@ -212,59 +213,28 @@ def evidence(call: RecordedCall, tangents: Tangents | None) -> Evidence:
         call: the call.
         tangents: as for :func:`find`.
     """
-    return unseen(_Replay(call, {}, tangents, None, [], {}).evidence)
+    return apart(_Replay(call, {}, tangents, None, [], {}).evidence)
 
 
 def observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.Kernels:
     """Returns the kernels of the generated code where the non-finite values of a call, or of its gradients, began."""
-    return on_own_thread(_Replay(call, {}, tangents, None, [], {}).observed_kernels)
+    return apart(_Replay(call, {}, tangents, None, [], {}).observed_kernels)
 
 
 def _callers(call: RecordedCall) -> list[Entry]:
     return calling_stack(_C.stack_frames(call.stack), call.is_inside_node, is_backward_pass=call.boxed > 0)
 
 
-@contextlib.contextmanager
-def _replaying() -> Iterator[None]:
-    """Marks this thread as one that replays a call; its warnings are dropped."""
-    was_replaying = _C.is_replaying()
-    _C.set_replaying(True)
-    try:
-        with without_warnings():
-            yield
-    finally:
-        _C.set_replaying(was_replaying)
+def apart(run: Callable[[], T]) -> T:
+    """Runs a function on this thread without anything that the program has set there: modes, hooks, autocast, sessions,
+    profilers, the functions that call it, generators. The thread has its locks, and settings of the compiler, still.
+    """
 
+    def body() -> T:
+        with without_warnings(), torch_internals.without_dynamo():
+            return run()
 
-def unseen(run: Callable[[], T]) -> T:
-    """Runs a function on this thread, which nobody watches meanwhile, and outside its modes: a thread costs more."""
-    with _replaying(), unwatched(), torch_internals.without_modes(), contextlib.ExitStack() as stack:
-        if torch.is_autocast_enabled("cpu"):
-            stack.enter_context(torch.autocast("cpu", enabled=False))
-        return run()
-
-
-def on_own_thread(run: Callable[[], T]) -> T:
-    """Runs a function on a separate thread, without detection."""
-    done = _thread.allocate_lock()
-    done.acquire()
-    outcomes: list[T] = []
-    errors: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            with _replaying():
-                outcomes.append(run())
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
-            errors.append(error)
-        finally:
-            done.release()
-
-    _thread.start_new_thread(contextvars.copy_context().run, (body,))  # it holds the settings of the compiler
-    done.acquire()
-    if errors:
-        raise errors[0]
-    return outcomes[0]
+    return contextvars.copy_context().run(_C.run_apart, body)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,13 +274,15 @@ class _Replay:
         self.is_beside_mask = False  # a result has non-finite elements that the mask in it does not explain
         self.roots = compiled_autograd.roots_of_pass() if call.boxed else []
         self.modules = modules
+        self.callers: list[Entry] = []
+        self._way, self._bad_kernels = "traced", kernels.Kernels()
         self._lowered_once: _Lowered | None = None
 
     def evidence(self) -> Evidence:
         """Returns where non-finite values begin when the graph runs as traced; otherwise in which kernels."""
         sources: Sources = []
         reached: Reached = ()
-        with contextlib.suppress(Exception), self._states():  # the generated code may show it
+        with contextlib.suppress(Exception), torch._C.DisableTorchFunction(), self._states():
             made = self._inputs()
             args = self._writable(made)
             drawing = self._drawing()
@@ -335,8 +307,10 @@ class _Replay:
         return []
 
     def run(self, evidence: Evidence) -> Outcome:
+        """Finds the provenance of the bad results."""
         self.callers = _callers(self.call)
-        outcome = Outcome({}, self.observed_kernels(), "")
+        self._bad_kernels = self.observed_kernels()
+        outcome = Outcome({}, self._bad_kernels, "")
         ways: list[tuple[str, Callable[[], dict[int, Any]]]] = [
             ("traced", self._as_traced),
             ("traced", self._with_nan_in_unwritten_memory),
@@ -347,7 +321,7 @@ class _Replay:
         bad = self.bad
         for name, way in ways:
             self.bad = {i: kinds for i, kinds in bad.items() if i not in outcome.found}
-            self._watched = functools.partial(self._watching, name, outcome.kernels)
+            self._way = name
             try:
                 with self._states():
                     outcome.found.update(way())
@@ -359,19 +333,18 @@ class _Replay:
             missing = [i for i in bad if i not in outcome.found]
             if not missing or (has_accident and not any(evidence.is_finite(i) for i in missing)):
                 break
-        self.values = ()  # this object is in a cycle, and must not keep them
         if len(outcome.found) == len(bad):
             return outcome
         outcome.obstacle = f"its replay failed: {errors[0]}" if errors else "its replay gave finite values"
         return outcome
 
     @contextlib.contextmanager
-    def _watching(self, way: str, bad_kernels: kernels.Kernels) -> Iterator[None]:
+    def _watched(self) -> Iterator[None]:
         """Makes the session see the operations inside as a part of the region."""
         region = self.call.region
         place = (region.function, region.file, region.line)
         is_backward, replays_gradients = self.call.boxed > 0, self.tangents is not None
-        _C.begin_replay(*place, way, bad_kernels, is_backward, replays_gradients, self.call.step)
+        _C.begin_replay(*place, self._way, self._bad_kernels, is_backward, replays_gradients, self.call.step)
         _C.enter_session(self.session)
         self.call.enter_node()
         try:
@@ -382,25 +355,24 @@ class _Replay:
 
     @contextlib.contextmanager
     def _states(self) -> Iterator[None]:
-        """Restores random numbers and modes of the call for a while."""
+        """Gives this thread the random numbers and modes of the call for a while."""
+        time_limit.check()
         modes = self.call.modes
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.without_open_transforms())
             stack.enter_context(torch.inference_mode(modes.inference))
             stack.enter_context(torch.set_grad_enabled(modes.grad))
             if self.call.stream is not None:
-                torch.accelerator.set_stream(self.call.stream)
+                stack.enter_context(_on_stream(self.call.stream))
                 # The engine's thread of the device may wait for this replay. inference_mode() resets this.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            if self.call.hooks is not None:
-                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self.call.hooks))
             for device, dtype in modes.autocast:
-                stack.enter_context(torch.autocast(device, dtype))
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
             if self.call.random_states:
-                stack.enter_context(random_numbers.restored(self.call.random_states))
+                random_numbers.set_states(self.call.random_states)
             else:  # a branch that draws, and that no call has taken before
                 devices = ["cpu"] if self.call.stream is None else ["cpu", str(self.call.stream.device)]
-                stack.enter_context(random_numbers.kept(devices, self.call.note_drawn))
+                stack.enter_context(random_numbers.noting_draws(devices, self.call.note_drawn))
             yield
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
@@ -435,10 +407,10 @@ class _Replay:
             for i, value in enumerate(made)
         ][len(self.call.graph_tensors) :]
 
-    def _prepared(self) -> tuple[torch.fx.GraphModule, list[Any], list[Any], list[Any]]:
-        """Returns the graph with its own tensors, its inputs, the arguments among them, and these as passed."""
+    def _prepared(self, framing: Framing) -> tuple[torch.fx.GraphModule, list[Any], list[Any], list[Any]]:
+        """Returns a copy of the graph, its inputs, the arguments among them, and these as passed."""
         made = self._inputs()
-        module = with_tensors(self.call.graph, dict(zip(self.call.graph_tensors, made, strict=False)))
+        module = framing.copy(self.call.graph, dict(zip(self.call.graph_tensors, made, strict=False)))
         args = self._writable(made)
         return module, made, args, self._passed(args)
 
@@ -469,31 +441,33 @@ class _Replay:
         return self._as_traced(unwritten_is_nan=True)
 
     def _as_traced(self, unwritten_is_nan: bool = False) -> dict[int, Any]:
-        module, made, args, given = self._prepared()
-        if self.call.boxed:
-            compiled_autograd.attach_nodes(module.graph, self.roots)
-        module = framed(module, self.callers, self.modules, unwritten_is_nan=unwritten_is_nan)
-        drawing = self._drawing()
-        with self._watched(), as_received(self.call.received):
-            with drawing:
-                outputs = as_list(interpret(module, *given))
-            if self.tangents is not None:
-                run = functools.partial(_gradients, outputs, made, self.tangents)
-                return _provenances(call_under(self.passing, run), self.bad)
-            own = made[: len(self.call.graph_tensors)]
-            results = [*outputs, *([*own, *args][i] for i in self.call.copied_indices)]
+        with Framing(unwritten_is_nan) as framing:
+            module, made, args, given = self._prepared(framing)
+            if self.call.boxed:
+                compiled_autograd.attach_nodes(module.graph, self.roots)
+            framing.frame(module, self.callers, self.modules)
+            drawing = self._drawing()
+            with self._watched(), as_received(self.call.received):
+                with drawing:
+                    outputs = as_list(interpret(module, *given))
+                if self.tangents is not None:
+                    run = functools.partial(_gradients, outputs, made, self.tangents)
+                    return _provenances(call_under(self.passing, run), self.bad)
+                own = made[: len(self.call.graph_tensors)]
+                results = [*outputs, *([*own, *args][i] for i in self.call.copied_indices)]
         found = _provenances(results, self.bad)
         for i in [i for i, one in found.items() if one.is_intentional and not _covers(results[i], self.values[i])]:
             self.is_beside_mask = True
             del found[i]
         if unwritten_is_nan:
-            found.update(_unread(results, [i for i in self.bad if i not in found]))
+            with self._watched():
+                found.update(_unread(results, [i for i in self.bad if i not in found]))
         return found
 
     def find_saved(self, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
         """Returns those of some values that the call has kept for its backward pass, with their provenances."""
         self.callers = _callers(self.call)
-        self._watched = functools.partial(self._watching, "lowered", self.observed_kernels())
+        self._way, self._bad_kernels = "lowered", self.observed_kernels()
         try:
             with self._states():
                 results = self._run_lowered()
@@ -508,11 +482,12 @@ class _Replay:
     def before_error(self) -> list[torch.Tensor]:
         """Returns the non-finite values that exist when an operation raises an error, as traced."""
         self.callers = _callers(self.call)
-        with self._states():
+        with self._states(), Framing() as framing:
             drawing = self._drawing()
-            module, _, _, given = self._prepared()
-            with self._watching("traced", []), as_received(self.call.received), drawing:
-                values = values_before_error(framed(module, self.callers, self.modules), *given)
+            module, _, _, given = self._prepared(framing)
+            framing.frame(module, self.callers, self.modules)
+            with self._watched(), as_received(self.call.received), drawing:
+                values = values_before_error(module, *given)
         return [part.detach() for value in values for part in plain_parts(value) if _C.kinds_of(part.detach())]
 
     def _as_lowered(self) -> dict[int, Any]:
@@ -522,8 +497,8 @@ class _Replay:
         """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
         lowered = self._lowered()
         random_numbers.set_states(lowered.random_states)
-        module = framed(copy_graph(lowered.module), self.callers, self.modules)
-        with torch.no_grad(), self._watched(), as_received(lowered.received):
+        with Framing() as framing, torch.no_grad(), self._watched(), as_received(lowered.received):
+            module = framing.frame(framing.copy(lowered.module), self.callers, self.modules)
             return as_list(interpret(module, *lowered.arguments()))
 
     def _in_inductors_arithmetic(self) -> dict[int, Any]:
@@ -592,8 +567,6 @@ class _Replay:
         return self._lowered_once
 
     def _lower(self) -> _Lowered:
-        from torch._functorch import config
-
         runs: list[_Lowered] = []
         receiving = as_received(self.call.received)
 
@@ -611,15 +584,27 @@ class _Replay:
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
 
-        module, made, _, given = self._prepared()
-        with config.patch(enable_autograd_cache=False):
+        with Framing() as framing, torch_internals.unnoticed_compilation():
+            module, made, _, given = self._prepared(framing)
             run = torch_internals.compile_graph(module, given, keep)
             with receiving:
                 outputs = run(*given)
                 if self.tangents is not None:
                     _gradients(as_list(outputs), made, self.tangents)
         wanted = runs[0 if self.tangents is None else -1]
-        return dataclasses.replace(wanted, seed_counts=random_numbers.seed_counts(runs[0].module.graph))
+        lowered = dataclasses.replace(wanted, seed_counts=random_numbers.seed_counts(runs[0].module.graph))
+        runs.clear()  # what is compiled is in cycles
+        return lowered
+
+
+@contextlib.contextmanager
+def _on_stream(stream: torch.Stream) -> Iterator[None]:
+    before = torch.accelerator.current_stream()
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
 
 
 def _gradients(outputs: list[Any], inputs: list[Any], tangents: Tangents) -> list[Any]:

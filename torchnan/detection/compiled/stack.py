@@ -13,6 +13,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.detection import graph_code
+from torchnan.detection.compiled import time_limit
 from torchnan.detection.graph_code import RawFrame, full_name_of, module_stack, recorded_lines
 from torchnan.detection.introspection import call_in_engine, call_in_module, engine_code
 
@@ -140,6 +141,7 @@ def joined(callers: list[Entry], traced: list[Line]) -> list[Entry]:
 
 def call_under(stack: Sequence[Entry], call: Callable[[], Any]) -> Any:
     """Calls ``call`` on a stack that shows these entries, the last of them innermost."""
+    time_limit.check()
     for entry in reversed(stack):
         if isinstance(entry, torch.nn.Module):
             call = functools.partial(call_in_module, entry, call)

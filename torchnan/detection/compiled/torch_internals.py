@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import re
 import sys
 import types
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torchnan._load import _C
 from torchnan.detection.compiled.stack import Line
 
 _NAMES = (
@@ -36,6 +38,9 @@ _NAMES = (
     "torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable.__call__",
     "torch._dynamo.compiled_autograd.in_compiled_autograd_region",
     "torch._dynamo.eval_frame.skip_code",
+    "torch._C._dynamo.eval_frame.set_eval_frame",
+    "torch._prims.rng_prims.run_and_save_rng_state",
+    "torch._prims.rng_prims.run_with_rng_state",
     "torch._C._functorch.get_dynamic_layer_stack_depth",
     "torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth",
     "torch.autograd.forward_ad._current_level",
@@ -46,6 +51,16 @@ _NAMES = (
     "torch._C._distributed_c10d._unregister_process_group",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+)
+_PASSES = (  # of the program, in torch._inductor.config
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    "custom_partitioner_fn",
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
 )
 _UNPACKED = re.compile(r"^ *(\S.*) = args$", re.MULTILINE)
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
@@ -143,11 +158,81 @@ def compiled_graph_class() -> Any:
     return CompiledFxGraph
 
 
+def operators_with_random_state() -> tuple[Any, Any]:
+    """Returns the operators that run another one and return the random state before it, or set that state first."""
+    from torch._prims import rng_prims
+
+    return rng_prims.run_and_save_rng_state, rng_prims.run_with_rng_state
+
+
+class CompilerIsBusyError(Exception):
+    """Another thread compiles, and may wait for what this thread has locked."""
+
+
 @contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    """Runs the block outside of the modes and functions of the program that see operations."""
-    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+def unnoticed_compilation() -> Iterator[None]:
+    """Lowers and compiles graphs without the passes, caches, counters, callbacks and logs of the program.
+
+    Raises:
+        CompilerIsBusyError: another thread holds the lock of the compiler.
+    """
+    from torch._dynamo.convert_frame import compile_lock
+    from torch._dynamo.utils import counters
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    if not compile_lock.acquire(blocking=False):
+        raise CompilerIsBusyError("another thread was compiling")
+    counted = {name: counter.copy() for name, counter in counters.items()}
+    passes = {name: None for name in _PASSES if hasattr(inductor_config, name)}
+    try:
+        with (
+            inductor_config.patch(passes),
+            functorch_config.patch(enable_autograd_cache=False),
+            without_logs(),
+        ):
+            yield
+    finally:
+        counters.clear()
+        counters.update(counted)
+        compile_lock.release()
+
+
+class _NotOfReplay(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _C.is_replaying()  # on this thread, which makes the record
+
+
+@contextlib.contextmanager
+def without_logs() -> Iterator[None]:
+    """Drops what PyTorch logs on a thread that replays a call."""
+    known = logging.root.manager.loggerDict.values()
+    loggers = [logging.root, *(one for one in known if isinstance(one, logging.Logger))]
+    handlers = {handler for logger in loggers for handler in logger.handlers}
+    if logging.lastResort is not None:
+        handlers.add(logging.lastResort)
+    of_replay = _NotOfReplay()
+    for handler in handlers:
+        handler.addFilter(of_replay)
+    try:
         yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(of_replay)
+
+
+@contextlib.contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Runs the functions that the block calls as they are: Dynamo neither compiles them nor looks for compiled code."""
+    if not dynamo_is_loaded():
+        yield
+        return
+    set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+    before = set_eval_frame(None)
+    try:
+        yield
+    finally:
+        set_eval_frame(before)
 
 
 @contextlib.contextmanager
