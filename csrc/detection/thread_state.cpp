@@ -70,7 +70,9 @@ ThreadState::ThreadState() : id_(this_thread_id()) {}
 // For a thread that ends inside a scope.
 ThreadState::~ThreadState() {
   for (const auto& session : scopes_) close_scope(session);
-  for (const auto& session : suspended_) close_scope(session);
+  for (const Suspension& suspension : suspended_) {
+    for (const auto& session : suspension.scopes) close_scope(session);
+  }
 }
 
 ThreadState& ThreadState::current() {
@@ -110,27 +112,30 @@ void ThreadState::close(const DetectionSession& session) {
 }
 
 void ThreadState::suspend() {
-  if (suspensions_ == 0) {
-    std::vector<std::shared_ptr<DetectionSession>> closed{closed_session()};  // what can fail comes first
-    closed.front()->counters_of(id_);
-    suspended_.swap(scopes_);
-    scopes_.swap(closed);
-    refresh_current();
+  if (!suspended_.empty() && scopes_.size() == 1) {
+    ++suspended_.back().calls;
+    return;
   }
-  ++suspensions_;
+  std::vector<std::shared_ptr<DetectionSession>> closed{closed_session()};  // what can fail comes first
+  closed.front()->counters_of(id_);
+  suspended_.emplace_back();
+  suspended_.back().scopes.swap(scopes_);
+  scopes_.swap(closed);
+  refresh_current();
 }
 
 void ThreadState::resume() {
-  if (suspensions_ == 0 || --suspensions_ > 0) return;
+  if (suspended_.empty() || --suspended_.back().calls > 0) return;
+  const std::vector<std::shared_ptr<DetectionSession>>& before = suspended_.back().scopes;
   scopes_.erase(scopes_.begin());
-  scopes_.insert(scopes_.begin(), suspended_.begin(), suspended_.end());
-  suspended_.clear();
+  scopes_.insert(scopes_.begin(), before.begin(), before.end());
+  suspended_.pop_back();
   inherited_at_ = 0;
   refresh_current();
 }
 
 void ThreadState::remove_closed_sessions() {
-  if (suspensions_ > 0) return;
+  if (!suspended_.empty()) return;
   if (std::erase_if(scopes_, [](const auto& scope) { return !scope->is_open(); }) > 0) refresh_current();
 }
 
@@ -139,7 +144,7 @@ void ThreadState::reset_after_fork() {
   mine.id_ = this_thread_id();
   const std::lock_guard lock(open.mutex);
   // No session ends here: the stacks of the other threads, which are never unwound in the child, hold theirs.
-  open.scopes = mine.suspensions_ > 0 ? mine.suspended_ : mine.scopes_;
+  open.scopes = mine.suspended_.empty() ? mine.scopes_ : mine.suspended_.front().scopes;
   open.count = static_cast<int64_t>(open.scopes.size());
   ++open.generation;
 }
@@ -172,7 +177,10 @@ void ThreadState::leave(const std::shared_ptr<DetectionSession>& session) {
   inherited_at_ = 0;
   refresh_current();
   const auto is_in = [&](const auto& scopes) { return std::find(scopes.begin(), scopes.end(), session) != scopes.end(); };
-  if (!is_in(scopes_) && !is_in(suspended_)) session->on_thread_exit(id_);
+  const auto is_in_suspension = [&](const Suspension& one) { return is_in(one.scopes); };
+  const bool is_inside =
+      is_in(scopes_) || std::any_of(suspended_.begin(), suspended_.end(), is_in_suspension);
+  if (!is_inside) session->on_thread_exit(id_);
   close_scope(session);
 }
 

@@ -37,8 +37,8 @@ class TORCHNAN_API ThreadState {
   void enter(std::shared_ptr<DetectionSession> session);
   void leave(const std::shared_ptr<DetectionSession>& session);
 
-  // Detaches the thread from its sessions until as many calls of resume(). Its dispatch keys stay as they are, because
-  // the guards that Dynamo makes meanwhile contain them.
+  // Detaches the thread from its sessions until as many calls of resume(); it may enter others meanwhile. Its dispatch
+  // keys stay as they are, because the guards that Dynamo makes meanwhile contain them.
   void suspend();
   void resume();
 
@@ -82,9 +82,11 @@ class TORCHNAN_API ThreadState {
   void refresh_current();
 
   std::vector<std::shared_ptr<DetectionSession>> scopes_;  // of a suspended thread: a closed session comes first
-  // the scopes that a thread had entered before it was suspended
-  std::vector<std::shared_ptr<DetectionSession>> suspended_;
-  int suspensions_ = 0;
+  struct Suspension {
+    std::vector<std::shared_ptr<DetectionSession>> scopes;  // that the thread had entered before
+    int calls = 1;                                          // of suspend() without an entry between them
+  };
+  std::vector<Suspension> suspended_;  // innermost last
   std::shared_ptr<DetectionSession> inherited_;
   uint64_t inherited_at_ = 0;  // the generation of open scopes when it was adopted
   DetectionSession* current_ = nullptr;

@@ -46,7 +46,8 @@ class DrawingInside {
  private:
   static bool may_draw(const ThreadState& thread, const OpPlan& plan) {
     if (thread.private_generators == nullptr) [[likely]] return false;
-    return plan.draws_random_numbers || !plan.name.starts_with("aten::");  // kernels of others need no tag
+    const std::string_view name = plan.name;  // kernels of user code need no tag
+    return plan.draws_random_numbers || !is_namespace_of_pytorch(name.substr(0, name.find(':')));
   }
 
   ThreadState* const thread_;

@@ -1,0 +1,233 @@
+"""A replay runs apart from the program: on its thread and with its locks, with nothing else of what it has set there."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import torchnan
+from torchnan._load import _C
+from torchnan.detection import signal_handlers
+from torchnan.detection.compiled.replay import apart
+from torchnan.detection.containment import contained
+
+
+@torch.library.custom_op("torchnan_tests::draws_inside", mutates_args=())
+def draws_inside(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand(x.shape)
+
+
+DRAWS = {
+    "rand": lambda generator: torch.rand(3),
+    "randn": lambda generator: torch.randn(3),
+    "randint": lambda generator: torch.randint(0, 1000, (3,)),
+    "randperm": lambda generator: torch.randperm(9),
+    "rand_like": lambda generator: torch.rand_like(torch.ones(3)),
+    "randn_like": lambda generator: torch.randn_like(torch.ones(3)),
+    "uniform_": lambda generator: torch.empty(3).uniform_(),
+    "normal_": lambda generator: torch.empty(3).normal_(),
+    "bernoulli_": lambda generator: torch.empty(9).bernoulli_(0.5),
+    "bernoulli": lambda generator: torch.bernoulli(torch.full((9,), 0.5)),
+    "exponential_": lambda generator: torch.empty(3).exponential_(),
+    "multinomial": lambda generator: torch.multinomial(torch.ones(9), 3),
+    "poisson": lambda generator: torch.poisson(torch.full((9,), 5.0)),
+    "dropout": lambda generator: nn.functional.dropout(torch.ones(9)),
+    "native_dropout": lambda generator: torch.native_dropout(torch.ones(9), 0.5, True)[0],
+    "rrelu": lambda generator: nn.functional.rrelu(-torch.ones(9), training=True),
+    "attention": lambda generator: nn.functional.scaled_dot_product_attention(
+        *torch.ones(3, 1, 4, 4).unbind(), dropout_p=0.5
+    ),
+    "a custom operator": lambda generator: draws_inside(torch.ones(3)),
+    "a generator of the program": lambda generator: torch.rand(3, generator=generator),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_numbers_come_from_copies_of_the_generators(name):
+    torch.manual_seed(3)
+    of_program = torch.Generator().manual_seed(5)
+    states = torch.get_rng_state(), of_program.get_state()
+    with torchnan.detect(action="log") as session:
+        drawn = apart(lambda: (DRAWS[name](of_program), DRAWS[name](of_program)))
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert torch.equal(of_program.get_state(), states[1])
+        expected = DRAWS[name](of_program), DRAWS[name](of_program)
+    assert all(map(torch.equal, drawn, expected))
+    assert session.stats()["internal_errors"] == 0
+
+
+def test_the_copies_can_be_rewound():
+    torch.manual_seed(3)
+
+    def draw_twice():
+        state = _C.private_random_state("cpu")
+        first = torch.rand(3)
+        _C.set_private_random_state("cpu", state)
+        return first, torch.rand(3)
+
+    with torchnan.detect():
+        first, second = apart(draw_twice)
+    assert torch.equal(first, second)
+
+
+def test_nothing_that_the_program_has_set_on_the_thread_is_seen():
+    packed, functions, dispatched, profiled = [], [], [], []
+
+    class Functions(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            functions.append(function)
+            return function(*args, **kwargs or {})
+
+    class Dispatched(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            dispatched.append(function)
+            return function(*args, **kwargs or {})
+
+    def pack(value):
+        packed.append(value)
+        return value
+
+    def work():
+        x = torch.ones(3, requires_grad=True)
+        y = (x @ x).exp()
+        (gradient,) = torch.autograd.grad(y, x)
+        return y.dtype, torch.is_inference_mode_enabled(), gradient
+
+    with torchnan.detect(), torch.autocast("cpu", torch.bfloat16), Functions(), Dispatched():
+        with torch.autograd.graph.saved_tensors_hooks(pack, pack):
+            sys.setprofile(lambda *event: profiled.append(event))
+            try:
+                seen = apart(work)
+                events = [frame.f_code.co_name for frame, _, _ in profiled]
+            finally:
+                sys.setprofile(None)
+            assert torch.is_autocast_enabled("cpu")
+    assert seen[:2] == (torch.float32, False)
+    assert (packed, functions, dispatched) == ([], [], [])
+    assert "work" not in events
+
+
+def test_a_backward_node_that_runs_is_not_the_node_of_what_runs_apart():
+    sites = []
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            def work():
+                with torch.enable_grad():
+                    x = torch.zeros(1, requires_grad=True)
+                    return torch.autograd.grad(x.sqrt().sum(), x)[0]
+
+            sites.append(apart(work))
+            return gradient
+
+    with torchnan.detect(action="log") as session:
+        Inside.apply(torch.ones(1, requires_grad=True)).sum().backward()
+    assert sites[0].isinf().all()
+    assert session.findings == []
+
+
+def test_a_thread_works_for_its_sessions_again_afterwards():
+    with torchnan.detect(action="log") as session:
+        apart(lambda: torch.log(-torch.ones(1)).item())
+        assert session.findings == []
+        torch.log(-torch.ones(1)).item()
+    assert [finding.op for finding in session.findings] == ["aten::log"]
+
+
+class TimeLimit(Exception):
+    pass
+
+
+@pytest.fixture
+def handler():
+    def raise_limit(number, frame):
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGUSR1, raise_limit)
+    yield raise_limit
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_a_handler_raises_is_not_contained(handler):
+    with torchnan.detect(action="log") as session:
+        with pytest.raises(TimeLimit), contained("a test"):
+            signal.raise_signal(signal.SIGUSR1)
+        with contained("a test"):
+            raise ValueError("of torchnan")
+    assert session.stats()["internal_errors"] == 1
+
+
+def test_what_a_handler_raised_is_found_behind_the_error_that_it_led_to(handler):
+    with pytest.raises(TimeLimit), contained("a test"):
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except TimeLimit as limit:
+            raise RuntimeError("compilation failed") from limit
+
+
+def test_an_error_that_the_program_handles_is_not_raised_again(handler):
+    with torchnan.detect(action="log") as session:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except TimeLimit:
+            with contained("a test"):
+                raise ValueError("of torchnan")
+    assert session.stats()["internal_errors"] == 1
+
+
+def test_handlers_run_after_the_block_once_for_each_signal(handler):
+    order = []
+    counted = signal.signal(signal.SIGUSR2, lambda number, frame: order.append("counted"))
+    try:
+        with pytest.raises(TimeLimit):
+            with signal_handlers.deferred():
+                for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGUSR2):
+                    signal.raise_signal(number)
+                order.append("block")
+            order.append("not reached")
+    finally:
+        signal.signal(signal.SIGUSR2, counted)
+    assert order == ["block", "counted"]
+    assert signal.getsignal(signal.SIGUSR1) is handler
+
+
+def test_system_calls_are_interrupted_as_the_program_wants_it(handler):
+    """Python's own signal.signal() would make them fail with EINTR, which os.read() hides; the flags tell."""
+    libc, action = ctypes.CDLL(None), (ctypes.c_ubyte * 256)()
+
+    def flags():
+        assert libc.sigaction(signal.SIGUSR1, None, action) == 0
+        return bytes(action[:16] + action[136:140])  # handler, mask, flags of glibc
+
+    signal.siginterrupt(signal.SIGUSR1, True)
+    interrupting = flags()
+    signal.siginterrupt(signal.SIGUSR1, False)
+    restarting = flags()
+    assert restarting != interrupting
+    with signal_handlers.deferred():
+        assert flags() == restarting
+    assert flags() == restarting
+
+
+def test_other_threads_defer_nothing(handler):
+    kept = []
+
+    def look():
+        with signal_handlers.deferred():
+            kept.append(signal.getsignal(signal.SIGUSR1) is handler)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert kept == [True]
