@@ -170,6 +170,9 @@ class Provenance:
 
     def with_origins_of_forward_pass(self, forward: Provenance) -> Provenance: ...
 
+def numbers_of_generated_code(seed: int, distribution: str, size: Sequence[int]) -> torch.Tensor: ...
+def integers_of_generated_code(seed: int, low: int, high: int, size: Sequence[int]) -> torch.Tensor: ...
+
 class KeptSignalActions:
     """Restores the flags and handlers in C of all signals after the block."""
 

@@ -48,6 +48,10 @@ void bind_proved_steps(pybind11::module_& m);
 // and of PyTorch's for the CPU. They return `before` itself if it is the same.
 void bind_random_memory(pybind11::module_& m);
 
+// Adds numbers_of_generated_code(seed, distribution, size) and integers_of_generated_code(seed, low, high, size) to the
+// module: the tensors that generated code for the CPU draws with a seed. The distribution is "rand" or "randn".
+void bind_generated_numbers(pybind11::module_& m);
+
 // Adds KeptSignalActions and repeat_signal(number) to the module. The first is a context manager that restores the flags
 // and handlers in C of all signals. The second makes Python call its handler of a signal as if it arrived now.
 void bind_signal_actions(pybind11::module_& m);

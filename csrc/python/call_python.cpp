@@ -19,6 +19,7 @@ class PythonError final : public python_error, public UserFacingException {};
 // Whether a signal handler of the program raised it, in the middle of what torchnan did.
 bool is_raised_by_handler(const py::error_already_set& raised) {
   try {
+    if (raised.trace()) PyException_SetTraceback(raised.value().ptr(), raised.trace().ptr());
     const auto signals = py::module_::import("torchnan.detection.signal_handlers");
     return !signals.attr("raised_in")(raised.value()).is_none();
   } catch (const py::error_already_set&) {

@@ -202,6 +202,7 @@ void bind_session(py::module_& m) {
   bind_callback_sites(m);
   bind_bound_rules(m);
   bind_buffers(m);
+  bind_generated_numbers(m);
   bind_gradients(m);
   bind_proved_steps(m);
   bind_apart(m);

@@ -19,8 +19,8 @@ from torchnan.detection.compiled import torch_internals
 States = dict[str, torch.Tensor]  # of generators, by their device
 SeedCounts = dict[torch.device, list[int]]  # how many seeds generated code draws at a time, in order
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
-_SEEDS = _PRIMS.inductor_seeds.default
-OPERATORS = (_SEEDS, _PRIMS.inductor_random.default, _PRIMS.inductor_randint.default)
+_SEEDS, _INTEGERS = _PRIMS.inductor_seeds.default, _PRIMS.inductor_randint.default
+OPERATORS = (_SEEDS, _PRIMS.inductor_random.default, _INTEGERS)
 _SAVE_STATE, _WITH_STATE = torch_internals.operators_with_random_state()
 REPLACED = (*OPERATORS, _SAVE_STATE, _WITH_STATE)
 _kernels: dict[tuple[Any, str, torch.device], Any] = {}
@@ -100,6 +100,11 @@ def draw(operator: Any, *args: Any) -> torch.Tensor:
         return torch.randint(-(2**63), 2**63 - 1, [count], device=device)
     position = next(i for i, argument in enumerate(args) if isinstance(argument, torch.Tensor))
     seed = args[position]
+    if torch_internals.generates_no_code():
+        eager: torch.Tensor = operator(*args)
+        return eager
+    if seed.is_cpu:
+        return _drawn_on_host(operator, *args)
     key = (operator, repr(args[:position] + args[position + 1 :]), seed.device)
     if key not in _kernels:
         graph = fx.Graph()
@@ -109,6 +114,14 @@ def draw(operator: Any, *args: Any) -> torch.Tensor:
         _kernels[key] = compile_alone(fx.GraphModule({}, graph), [seed])
     result: torch.Tensor = _kernels[key]([seed])[0]
     return result
+
+
+def _drawn_on_host(operator: Any, *args: Any) -> torch.Tensor:
+    if operator is _INTEGERS:
+        low, high, size, seed = args
+        return _C.integers_of_generated_code(int(seed), low, high, size)
+    size, seed, distribution = args
+    return _C.numbers_of_generated_code(int(seed), distribution, size)
 
 
 class AsGenerated(TorchDispatchMode):  # type: ignore[no-untyped-call]

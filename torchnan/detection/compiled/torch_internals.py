@@ -158,6 +158,13 @@ def compiled_graph_class() -> Any:
     return CompiledFxGraph
 
 
+def generates_no_code() -> bool:
+    """Whether Inductor calls PyTorch's own operators in place of generated code, as in its ``lite`` mode."""
+    from torch._inductor import config
+
+    return bool(getattr(config, "fallback_by_default", False))
+
+
 def operators_with_random_state() -> tuple[Any, Any]:
     """Returns the operators that run another one and return the random state before it, or set that state first."""
     from torch._prims import rng_prims
