@@ -72,6 +72,9 @@ class detect(contextlib.ContextDecorator):
         max_copied_bytes: how many bytes of arguments that a compiled region overwrites are copied before a call, so
             that the call can be replayed; the same holds for values that its collectives bring. A call that needs more
             is reported at its border. On a GPU, also how many bytes of inputs are kept after the calls of regions.
+        max_explanation_seconds: how long torchnan may look for the origin of a value that a call of a compiled region
+            has made. After that the finding names the region and says so, and later calls of the region in this session
+            are named by it, too. 0 never looks.
         log: path of a file to which the log of the session, ``findings``, is written as well: one line of strict JSON
             per finding, readable by its owner only.
         model: a module whose parameters and submodules are named in reports; needed only where no module is on the call
