@@ -20,6 +20,14 @@ c10::Device device_of(c10::ArrayRef<c10::IValue> arguments) {
   return given.value_or(at::kCPU);
 }
 
+// Whether an operator has no kernel for a device, and calls other operators there.
+bool is_made_of_others(const c10::OperatorHandle& op, c10::Device device) {
+  const auto has_kernel = [&](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); };
+  return !has_kernel(c10::computeDispatchKey(std::nullopt, std::nullopt, device)) &&
+         (has_kernel(c10::DispatchKey::CompositeExplicitAutograd) ||
+          has_kernel(c10::DispatchKey::CompositeImplicitAutograd));
+}
+
 }  // namespace
 
 at::Generator PrivateGenerators::of_device(c10::Device device) {
@@ -51,8 +59,8 @@ void PrivateGenerators::replace_in(const c10::OperatorHandle& op, torch::jit::St
     return;
   }
   const bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !device.is_cpu();
-  TORCH_CHECK(!draws || !op.hasKernelForDispatchKey(c10::computeDispatchKey(std::nullopt, std::nullopt, device)),
-              op.schema().name(), " draws from the generator of ", device, ", and cannot be given another");
+  TORCH_CHECK(!draws || is_made_of_others(op, device), op.schema().name(), " draws from the generator of ", device,
+              ", and cannot be given another");
 }
 
 }  // namespace torchnan

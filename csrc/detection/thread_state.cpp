@@ -176,10 +176,11 @@ void ThreadState::leave(const std::shared_ptr<DetectionSession>& session) {
   inherited_.reset();
   inherited_at_ = 0;
   refresh_current();
-  const auto is_in = [&](const auto& scopes) { return std::find(scopes.begin(), scopes.end(), session) != scopes.end(); };
+  const auto is_in = [&](const auto& scopes) {
+    return std::find(scopes.begin(), scopes.end(), session) != scopes.end();
+  };
   const auto is_in_suspension = [&](const Suspension& one) { return is_in(one.scopes); };
-  const bool is_inside =
-      is_in(scopes_) || std::any_of(suspended_.begin(), suspended_.end(), is_in_suspension);
+  const bool is_inside = is_in(scopes_) || std::any_of(suspended_.begin(), suspended_.end(), is_in_suspension);
   if (!is_inside) session->on_thread_exit(id_);
   close_scope(session);
 }

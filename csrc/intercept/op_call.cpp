@@ -45,7 +45,8 @@ class DrawingInside {
 
  private:
   static bool may_draw(const ThreadState& thread, const OpPlan& plan) {
-    if (thread.private_generators == nullptr) [[likely]] return false;
+    if (thread.private_generators == nullptr) [[likely]]
+      return false;
     return plan.draws_random_numbers || !plan.name.starts_with("aten::");  // only those have the tag
   }
 

@@ -52,8 +52,8 @@ void bind_random_memory(pybind11::module_& m);
 // module: the tensors that generated code for the CPU draws with a seed. The distribution is "rand" or "randn".
 void bind_generated_numbers(pybind11::module_& m);
 
-// Adds KeptSignalActions and repeat_signal(number) to the module. The first is a context manager that restores the flags
-// and handlers in C of all signals. The second makes Python call its handler of a signal as if it arrived now.
+// Adds KeptSignalActions and repeat_signal(number) to the module. The first is a context manager that restores the
+// flags and handlers in C of all signals. The second makes Python call its handler of a signal as if it arrived now.
 void bind_signal_actions(pybind11::module_& m);
 
 // Returns the objects of this type that Python's garbage collector tracks.

@@ -108,9 +108,8 @@ void bind_session_class(py::module_& m) {
            })
       .def("mark_step", &DetectionSession::mark_step)
       .def_property_readonly("step", &DetectionSession::step)
-      .def_property_readonly("max_explanation_seconds", [](const DetectionSession& session) {
-        return session.options().max_explanation_seconds;
-      });
+      .def_property_readonly("max_explanation_seconds",
+                             [](const DetectionSession& session) { return session.options().max_explanation_seconds; });
 }
 
 // Each cause as (source, bits of its kinds, line of JSON).

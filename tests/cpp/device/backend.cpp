@@ -180,9 +180,12 @@ void run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 // Like that of a GPU, the generator advances when an operation is queued, and not when it runs.
-std::optional<uint64_t> drawn_seed(const c10::OperatorHandle& op) {
+std::optional<uint64_t> drawn_seed(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments) {
   if (!op.hasTag(at::Tag::nondeterministic_seeded)) return std::nullopt;
   at::Generator generator = at::detail::getDefaultCPUGenerator();
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isGenerator()) generator = argument.toGenerator();
+  }
   const std::lock_guard lock(generator.mutex());
   return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
 }
@@ -208,8 +211,13 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return run_now(op, stack);
   }
 
+  const std::optional<uint64_t> seed = drawn_seed(op, arguments);
   torch::jit::Stack on_host;  // without a hold on the device's memory
   for (const c10::IValue& argument : arguments) {
+    if (argument.isGenerator() && seed) {
+      on_host.emplace_back(at::detail::createCPUGenerator(*seed));
+      continue;
+    }
     on_host.push_back(
         replaced(argument, [](const at::Tensor& tensor) -> c10::IValue { return Shape(tensor).on_host(); }));
   }
@@ -217,7 +225,6 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t r = 0; r < results.size(); ++r) {
     if (results[r].defined()) written.emplace_back(r, Shape(results[r]));
   }
-  const std::optional<uint64_t> seed = drawn_seed(op);
   const auto compute = [op, on_host, written, seed] {
     const c10::impl::ExcludeDispatchKeyGuard below(kAbove);
     torch::jit::Stack stack = on_host;
