@@ -34,7 +34,7 @@ bool tighten_on_device(const at::Tensor& tensor) {
     if (event == nullptr) return false;
     const double assumed = locked.assumptions().of(*event);
     if (!can_be_tightened(*event, assumed)) return false;
-    const double before = std::exchange(event->assumed, assumed);                               // the limit of the scan
+    const double before = std::exchange(event->assumed, assumed);          // the limit of the scan
     const bool may_wait = stream.is_default && running_node() == nullptr;  // as a result may
     const bool waits = may_wait && locked.add_to_batch(stream, tensor, *event, has_filled_batch);
     if (!waits && !scans.add(tensor, event->number, event->limit())) {
