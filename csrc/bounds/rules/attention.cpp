@@ -1,6 +1,9 @@
 // Scaled dot-product attention in one kernel.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+
+#include <ATen/Context.h>
 
 #include "bounds/rules.h"
 
@@ -10,6 +13,17 @@ namespace {
 using A = const RuleArguments&;
 
 constexpr const char* kForward = "aten::_scaled_dot_product_flash_attention_for_cpu";
+
+// Whether a setting lets kernels of the host round the factors of matrix products of float32, or did so at an earlier
+// call of attention in this process.
+bool may_round_factors() {
+  static std::atomic<bool> was_allowed{false};
+  const at::Float32Precision precision =
+      at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
+  const bool is_allowed = precision == at::Float32Precision::BF16 || precision == at::Float32Precision::TF32;
+  if (is_allowed) was_allowed.store(true, std::memory_order_relaxed);
+  return was_allowed.load(std::memory_order_relaxed);
+}
 
 // The kernel assumes that the elements of a row are adjacent in memory. If they are not, it reads whatever lies there
 // (PyTorch 2.13).
@@ -35,28 +49,36 @@ bool keeps_causal_mask(A a, size_t is_causal, size_t scale, size_t query) {
   return !a.flag(is_causal) || scale_of(a, scale, query).is_positive();
 }
 
+// A weight of a softmax: e^(score - largest score).
+Value probability(A a) { return {.max_abs = 1, .nonnegative = true, .in = &a.range()}; }
+
 // (query, key, value, dropout_p, is_causal, attn_mask, scale): an average of values, weighted by a softmax of finite
-// scores, which is divided by its sum at the end; and the log of the sum of their exponentials.
-// cpu/FlashAttentionKernel.cpp
+// scores, which is divided by its sum at the end; and the log of the sum of their exponentials. Weights and values are
+// factors of a matrix product, but the sum of the weights is that of the unrounded ones. cpu/FlashAttentionKernel.cpp
 void flash_attention(A a, Results out) {
+  may_round_factors();
   const Value score = score_of(a, 0, 1, 6, 5);
   if (!score.known() || score.masked || a.size(1, -2) == 0) return;
   if (!have_dense_rows(a, {0, 1, 2}) || !keeps_causal_mask(a, 4, 6, 0)) return;
   const auto keys = static_cast<double>(a.size(1, -2));
-  const Value weighted = sum(a[2], keys);
-  out[0] = at_most(a.max_abs(2) * growth_of_sum(2, a.range()), weighted);
+  Value weighted = dot(probability(a), a[2], keys);
+  weighted.error = 0;  // the roundings belong to the average, which each of them enlarges in proportion
+  const double factors = as_factor(probability(a)).max_abs * as_factor(a[2]).max_abs;
+  out[0] = at_most(factors * growth_of_sum(2 * keys + 2, a.range()), weighted);
   out[1] = score + exactly(std::log(keys + 1));
 }
 
 // The backward pass computes the scores again and takes p = e^(score - logsumexp). Each p is at most one and each row
 // adds up to one, except for the roundings of scores and logarithm. For large scores these roundings are large, and p
-// overflows.
+// overflows. If a setting lets a kernel round factors to a narrower type, one of the two passes may do so without the
+// other: settings change, and only large products are computed that way.
 double max_excess(A a) {
   const Value score = score_of(a, 1, 2, 9, 8);
   if (score.masked) return Value::kUnknown;
   const double each = 2 * static_cast<double>(a.size(1, -1)) + 8;
   const double keys = static_cast<double>(a.size(2, -2)) + 16;
-  return std::exp(a.sums().unit * (each * score.max_abs + keys));
+  const double rounded = may_round_factors() ? 2 * (1 + kFactorRange.unit) * kFactorRange.unit * score.max_abs : 0;
+  return std::exp(a.sums().unit * (each * score.max_abs + keys) + rounded);
 }
 
 // (g, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale). The gradient of value is a sum over
@@ -72,12 +94,12 @@ void flash_attention_backward(A a, Results out) {
   Value g = a[0];
   g.max_abs *= excess;
   const Value to_score =
-      sum(g * a[3], static_cast<double>(a.size(1, -1))) + sum(g * a[4], static_cast<double>(a.size(1, -1)));
+      dot(g, a[3], static_cast<double>(a.size(1, -1))) + dot(g, a[4], static_cast<double>(a.size(1, -1)));
   const Value scale = scale_of(a, 9, 1);
   const auto queries = static_cast<double>(a.size(1, -2));
-  out[0] = either(sum(to_score * a[2], 2) * scale, sum(to_score * scale * a[2], 2));
-  out[1] = either(sum(to_score * a[1], queries) * scale, sum(to_score * scale * a[1], queries));
-  out[2] = sum(g, queries);
+  out[0] = either(dot(to_score, a[2], 2) * scale, dot(to_score * scale, a[2], 2));
+  out[1] = either(dot(to_score, a[1], queries) * scale, dot(to_score * scale, a[1], queries));
+  out[2] = dot(probability(a), g, queries);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ void mkldnn_rnn_layer(A a, Results out) {
   if (!gates.known()) return;
   Value cell = a[6];
   cell.max_abs += steps;
-  cell.max_abs *= growth_of_sum(steps + 1, a.range());
+  cell.max_abs *= growth_of_sum(steps + 1, kFactorRange);  // it may be kept in a narrower type between steps
   out[0] = {1};
   out[1] = {1};
   out[2] = Value{.max_abs = cell.max_abs, .in = cell.in};

@@ -152,29 +152,16 @@ inline double growth_of_sum(double n, const DtypeRange& in) {
   return relative < 1 ? 1 + relative + relative * relative : kMaxGrowth;
 }
 
-// The error of a sum of n numbers, in units of roundoff of n |x|, if not all roundings go the same way: kernels add up
-// blocks, and the roundings of running sums are a random walk.
-inline double rounding_of_sum(double n) { return std::min(n, 64 + 4 * std::sqrt(n)); }
-
-// Returns the sum of n numbers, in any order.
+// Returns the sum of n numbers, in any order. Its error is that of a running sum whose n roundings all go the same way,
+// as they may for numbers that are nearly equal.
 inline Value sum(const Value& x, double n) {
   if (x.masked || x.in == nullptr) return detail::unknown_in(x.in);
   const double exact = n * x.max_abs;
-  return detail::rounded(x, x, exact * growth_of_sum(n, *x.in), 0,
-                         n * x.error + exact * x.in->unit * rounding_of_sum(n), x.nonnegative);
+  return detail::rounded(x, x, exact * growth_of_sum(n, *x.in), 0, n * x.error + exact * x.in->unit * n, x.nonnegative);
 }
 
 // The sum comes first, and its rounding remains: the mean of n equal numbers may exceed them.
 inline Value mean(const Value& x, double n) { return sum(x, n) / exactly(std::max(n, 1.0)); }
-
-// Returns the sum of n products, whose factors may be rounded to bfloat16 (set_float32_matmul_precision).
-inline Value dot(const Value& x, const Value& y, double n) {
-  constexpr double kRoundedFactor = 1 + 0x1p-8;
-  Value rounded = x;
-  rounded.max_abs *= kRoundedFactor * kRoundedFactor;
-  rounded.error += rounded.max_abs * 0x1p-6;
-  return sum(rounded * y, n);
-}
 
 // Returns a value that covers both: one of several alternatives, or a result that kernels compute in several orders.
 inline Value either(const Value& x, const Value& y) {
@@ -201,5 +188,20 @@ inline Value taken_into(const DtypeRange& range, Value x) {
   x.in = &range;
   return is_widened ? x : detail::rounded(x, x, x.max_abs, x.min_abs, x.error, x.nonnegative, x.masked);
 }
+
+// The narrowest type in which kernels multiply numbers of float32: bfloat16. Settings allow it for matrix products,
+// convolutions, recurrent layers and attention (set_float32_matmul_precision, fp32_precision of each backend and
+// operator, ONEDNN_DEFAULT_FPMATH_MODE), and TF32 has a wider range. The type is assumed under every setting: the price
+// is a scan where a factor exceeds a quarter of the range. No backend multiplies numbers of float32 in float16.
+inline constexpr DtypeRange kFactorRange{0x1p126, 0x1p-8, 0x1p-126, 0x1p-24, 0x1p-133, /*is_stored=*/false};
+
+// Returns a number as a kernel multiplies it: perhaps rounded to a narrower type, where a large one is infinite.
+inline Value as_factor(const Value& x) {
+  const bool is_narrowed = x.in != nullptr && x.in->unit >= 0x1p-24;  // not float64
+  return is_narrowed ? taken_into(*x.in, taken_into(kFactorRange, x)) : x;
+}
+
+// Returns the sum of n products of factors.
+inline Value dot(const Value& x, const Value& y, double n) { return sum(as_factor(x) * as_factor(y), n); }
 
 }  // namespace torchnan
