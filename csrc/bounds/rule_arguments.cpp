@@ -6,6 +6,7 @@
 #include "bounds/bound_source.h"
 #include "bounds/computation_dtype.h"
 #include "bounds/dtype_range.h"
+#include "bounds/kernels.h"
 #include "bounds/operand.h"
 
 namespace torchnan {
@@ -197,9 +198,11 @@ double RuleArguments::combinations(size_t i) const {
   return product;
 }
 
-bool RuleArguments::is_on_device(size_t i) const {
-  const at::Tensor* tensor = this->tensor(i);
-  return tensor != nullptr && !tensor->is_cpu();
+bool RuleArguments::uses_kernels_of(Kernels kernels) const {
+  for (size_t i = 0; i < operands_.size(); ++i) {
+    if (const at::Tensor* tensor = this->tensor(i)) return kernels_of(tensor->device().type()) == kernels;
+  }
+  return false;
 }
 
 bool RuleArguments::is_contiguous(size_t i) const {

@@ -56,6 +56,11 @@ inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.max_ab
 // Whether an argument has a type of 16 bits; sums are accumulated in a wider one.
 inline bool has_16_bits(const RuleArguments& a) { return a.range().unit > a.sums().unit; }
 
+// Whether the operator runs kernels that the rules for normalisation, convolution and softmax were derived from.
+inline bool uses_derived_kernels(const RuleArguments& a) {
+  return a.uses_kernels_of(Kernels::kHost) || a.uses_kernels_of(Kernels::kNvidia);
+}
+
 // Returns the number of elements of a tensor for each index of one dimension.
 inline double elements_per(const RuleArguments& a, size_t i, int64_t dim) {
   return static_cast<double>(a.numel(i)) / static_cast<double>(std::max<int64_t>(1, a.size(i, dim)));

@@ -9,26 +9,58 @@ namespace {
 
 using A = const RuleArguments&;
 
-// Fast algorithms (Winograd) use intermediate sums of multiples of their inputs, up to about 2^16 times the result.
-constexpr double kMaxIntermediate = 0x1p80;
+// Fast algorithms transform tiles of input and weight, multiply, and transform the sums of products back. An element of
+// a transform is a sum of multiples of the elements of a tile. It may overflow although the result is small, so each
+// transform has to be in range as well. These are the largest sums of |coefficients| in two dimensions:
+//
+//   algorithm                                               input  weight  back
+//   direct, im2col and gemm                                 1      1       1
+//   NNPACK Winograd F(6x6, 3x3)                             15^2   7^2     69^2
+//   NNPACK FFT of 8x8 and 16x16                             2^8    2^8     2^8
+//   Winograd F(4x4, 3x3): oneDNN with Arm Compute Library   10^2   1       19^2
+//   Winograd F(2x2, 3x3): depthwise layers                  2^2    1.5^2   3^2
+//   cuDNN Winograd F(9x9, 5x5)                              2^24   2^24    all three 2^46
+//   cuDNN FFT of tiles up to 256x256                        2^16   2^16    2^16
+//
+// NNPACK: src/scalar/winograd/f6x6k3x3.h; the sums of the weight are those before it rescales them, and the bias is
+// added before the transform back. Other Winograd: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks.
+// cuDNN does not publish its coefficients, and its line is an assumption: a row of a transform with the points p adds
+// up to at most the product of all 1 + |p|, which is below 2^12 for the twelve points 0, +-1, +-2, +-4, +-1/2, +-1/4
+// and one more below 1.
+constexpr double kTransform = 0x1p24;      // of input, weight or bias
+constexpr double kAllTransforms = 0x1p46;  // of input, weight and back
+// The roundings of transforms are larger than those of the sum itself, but not larger than the result may be.
 constexpr double kFastAlgorithms = 2;
 
-Value by_fast_algorithm(Value result) {
-  result.max_abs = result.max_abs < kMaxIntermediate ? kFastAlgorithms * result.max_abs : Value::kUnknown;
+bool stays_in_range(const Value& x, double transform) { return (x * exactly(transform)).known(); }
+
+// Returns the sum of n products of input and weight, by whichever algorithm.
+Value convolved(const Value& x, const Value& weight, double n) {
+  Value result = dot(x, weight, n);
+  const bool overflows =
+      !stays_in_range(x, kTransform) || !stays_in_range(weight, kTransform) || !stays_in_range(result, kAllTransforms);
+  result.max_abs = overflows ? Value::kUnknown : kFastAlgorithms * result.max_abs;
   return result;
 }
 
 // In 16 bits, oneDNN sometimes reads uninitialized memory (PyTorch 2.13): no bound holds on the host. On a GPU, the
 // intermediate sums of a fast algorithm may be rounded to the dtype: those of float16 overflow.
-bool is_reliable(A a) { return !has_16_bits(a) || (a.tensor(0)->is_cuda() && a.dtype() == c10::ScalarType::BFloat16); }
+bool is_reliable(A a) {
+  if (!has_16_bits(a)) return uses_derived_kernels(a);
+  return a.uses_kernels_of(Kernels::kNvidia) && a.dtype() == c10::ScalarType::BFloat16;
+}
 
 // convolution(x, weight, bias, ..., 6: transposed, ...): each output is a sum over the weights of one output channel;
 // transposed, of one input channel of the weight at most.
 void convolution(A a, Results out) {
   if (!is_reliable(a)) return;
   const double terms = elements_per(a, 1, a.flag(6) ? 1 : 0);
-  const Value product = by_fast_algorithm(dot(a[0], a[1], terms));
-  out[0] = a.has_value(2) ? product + a[2] : product;
+  const Value product = convolved(a[0], a[1], terms);
+  if (!a.has_value(2)) {
+    out[0] = product;
+  } else if (stays_in_range(a[2], kTransform)) {
+    out[0] = product + a[2];
+  }
 }
 
 // convolution_backward(g, x, weight, ...): the gradient of x is a sum over the weights of one channel; that of a weight
@@ -39,9 +71,9 @@ void convolution_backward(A a, Results out) {
   const double through = std::max(elements_per(a, 2, 0), elements_per(a, 2, 1));
   const double positions = elements_per(a, 0, 1);
   const double shared = std::max(positions, elements_per(a, 1, 1));
-  out[0] = by_fast_algorithm(dot(g, a[2], through));
-  out[1] = by_fast_algorithm(dot(g, a[1], shared));
-  out[2] = sum(g, positions);
+  out[0] = convolved(g, a[2], through);
+  out[1] = convolved(g, a[1], shared);
+  out[2] = dot(g, exactly(1), positions);  // oneDNN adds up what it has rounded for the other gradients
 }
 
 // The largest number of windows that an element lies in: the number of elements in a window. One number stands for

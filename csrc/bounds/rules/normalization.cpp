@@ -18,11 +18,18 @@ namespace {
 
 using A = const RuleArguments&;
 
-// Kernels of CUDA convert 16-bit types to float, and keep the mean in float.
-bool may_compute_in_16_bits(A a) { return has_16_bits(a) && !a.tensor(0)->is_cuda(); }
+// NVIDIA's kernels convert 16-bit types to float, and keep the mean in float.
+bool may_compute_in_16_bits(A a) { return has_16_bits(a) && a.uses_kernels_of(Kernels::kHost); }
 
-// How far a mean of n may be off, in units of roundoff of |x|. Kernels compute running sums of blocks.
-double rounding_of_mean(double n) { return 64 + 4 * std::sqrt(n); }
+// How far the mean that a kernel subtracts may be from the one that its variance belongs to, in units of roundoff of
+// |x|, if all roundings go the same way. A running mean of k numbers is off by about k / 2 roundings then: its step j
+// leaves 1 - 1 / j of the error before it.
+//
+//   CPU, layer norm; group norm, contiguous   chunks of 16 vectors, in a tree: less than 64   RowwiseMoments()
+//   CPU, batch norm                           none: the variance is that of the stored mean, which is rounded once
+//   CPU, group norm, channels_last            in one pass: see normalised()
+//   CUDA                                      a thread of at least 128 takes n / 128 numbers: n / 256
+double rounding_of_mean(double n) { return 64 + std::max(4 * std::sqrt(n), n / 256); }
 
 // Bound of |(x - mean) r| for the computed mean and r, with a mean that is rounded to a dtype.
 //
@@ -136,7 +143,7 @@ Gradients multiplied_out(const Backward& s) {
   return within_exact_bounds(s, into_x, either(per_row, per_sum));
 }
 
-// From the deviations, like layer norm on devices.
+// From the deviations, like layer norm on GPUs.
 Gradients by_normalised(const Backward& s) {
   const Value gw = s.g * s.weight;
   const Value y = at_most(s.y.bound, (s.y.x - s.y.mean) * s.y.r);
@@ -169,26 +176,30 @@ void multiply_out(A a, const Backward& s, Results out) {
 }
 
 // native_layer_norm(x, shape, weight, bias, eps)
-void layer_norm(A a, Results out) { normalise(a, product(a.integers(1)), 0, 2, 3, 4, a.sums(), out); }
+void layer_norm(A a, Results out) {
+  if (uses_derived_kernels(a)) normalise(a, product(a.integers(1)), 0, 2, 3, 4, a.sums(), out);
+}
 
 // native_layer_norm_backward(g, x, shape, mean, r, weight, bias, mask)
 void layer_norm_backward(A a, Results out) {
+  if (!uses_derived_kernels(a)) return;
   if (!a.is_contiguous(3) || !a.is_contiguous(4)) return;  // the kernel reads other memory (PyTorch 2.13)
   const double n = product(a.integers(2));
   const bool of_x = describes(a, "aten::native_layer_norm", 3, 4);
   Backward s = given(a, 0, 1, 3, 4, 5, n, of_x, a.sums());
   s.rows = static_cast<double>(a.numel(1)) / std::max(n, 1.0);
-  if (a.is_on_device(0)) return set(by_normalised(widened(a, s)), out);
+  if (a.uses_kernels_of(Kernels::kNvidia)) return set(by_normalised(widened(a, s)), out);
   multiply_out(a, s, out);
 }
 
 // Whether group norm of x takes the path for channels_last, as the kernel decides.
 bool in_one_pass(A a, size_t x) {
-  return !a.tensor(x)->is_cuda() && a.tensor(x)->suggest_memory_format() != at::MemoryFormat::Contiguous;
+  return a.uses_kernels_of(Kernels::kHost) && a.tensor(x)->suggest_memory_format() != at::MemoryFormat::Contiguous;
 }
 
 // native_group_norm(x, weight, bias, N, C, HxW, group, eps)
 void group_norm(A a, Results out) {
+  if (!uses_derived_kernels(a)) return;
   if (!a.is_contiguous(1) || !a.is_contiguous(2)) return;  // the kernel reads other memory (PyTorch 2.13)
   const double n = static_cast<double>(a.numel(0)) / static_cast<double>(a.integer(3, 1) * a.integer(6, 1));
   if (!(n >= 1)) return;  // r is NaN
@@ -197,7 +208,7 @@ void group_norm(A a, Results out) {
 
 // native_group_norm_backward(g, x, mean, r, weight, N, C, HxW, group, mask)
 void group_norm_backward(A a, Results out) {
-  if (!a.is_contiguous(2) || !a.is_contiguous(3) || !a.is_contiguous(4)) return;
+  if (!uses_derived_kernels(a) || !a.is_contiguous(2) || !a.is_contiguous(3) || !a.is_contiguous(4)) return;
   const double n = static_cast<double>(a.numel(1)) / static_cast<double>(a.integer(5, 1) * a.integer(8, 1));
   if (!(n >= 1)) return;  // r is NaN
   const bool of_x = describes(a, "aten::native_group_norm", 2, 3);
@@ -207,11 +218,12 @@ void group_norm_backward(A a, Results out) {
 }
 
 // The arithmetic that the mean is rounded in.
-const DtypeRange& range_of_mean(A a) { return a.tensor(0)->is_cuda() ? a.sums() : a.range(); }
+const DtypeRange& range_of_mean(A a) { return a.uses_kernels_of(Kernels::kNvidia) ? a.sums() : a.range(); }
 
 // native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps). It normalizes with the
 // running statistics unless it is training.
 void batch_norm(A a, Results out) {
+  if (!uses_derived_kernels(a)) return;
   if (a.flag(5)) return normalise(a, elements_per(a, 0, 1), 0, 1, 2, 7, range_of_mean(a), out);
   if (!a.has_value(3) || !a.has_value(4)) return;
   const Value r = exactly(1) / sqrt(a.divisor(4) + a.widened_scalar(7));
@@ -220,7 +232,7 @@ void batch_norm(A a, Results out) {
 
 // native_batch_norm_backward(g, x, weight, running_mean, running_var, mean, r, train, eps, mask)
 void batch_norm_backward(A a, Results out) {
-  if (!a.flag(7)) return;
+  if (!a.flag(7) || !uses_derived_kernels(a)) return;
   const bool of_x = describes(a, "aten::native_batch_norm", 5, 6);
   Backward s = given(a, 0, 1, 5, 6, 2, elements_per(a, 1, 1), of_x, range_of_mean(a));
   s.rows = s.n;

@@ -15,20 +15,21 @@ bool is_finite(A a) { return a.bound(0).known() && a.bound(0).max_abs <= largest
 // 0 <= softmax <= 1 if x is finite. x - max x may be -inf, for example with a mask of the lowest finite number; its
 // exponential is 0. A row that is -inf everywhere gives NaN.
 void softmax(A a, Results out) {
-  if (is_finite(a) && !a.bound(0).masked) out[0] = {1, true};
+  if (uses_derived_kernels(a) && is_finite(a) && !a.bound(0).masked) out[0] = {1, true};
 }
 
 // The same, and 0 for a row that is -inf everywhere.
 void safe_softmax(A a, Results out) {
-  if (is_finite(a)) out[0] = {1, true};
+  if (uses_derived_kernels(a) && is_finite(a)) out[0] = {1, true};
 }
 
 // x - max x - log of the sum of n exponentials, of which one is 1: cpu/SoftMaxKernel.cpp, cpu/LogSoftmaxKernelImpl.h.
 // The host adds them up in float, and stores the sum in the dtype of x: in float16, 65,520 ones are infinite.
 void log_softmax(A a, Results out) {
+  if (!uses_derived_kernels(a)) return;
   const auto n = static_cast<double>(a.size(0, a.integer(1, 0)));
   const Value of_exponentials = sum(taken_into(a.sums(), exactly(1)), n);
-  if (!a.tensor(0)->is_cuda() && !taken_into(a.range(), of_exponentials).known()) return;
+  if (a.uses_kernels_of(Kernels::kHost) && !taken_into(a.range(), of_exponentials).known()) return;
   const Value x = a[0];
   const Value log_of_sum = exactly(std::log(n + 1));
   out[0] = x - x - log_of_sum;

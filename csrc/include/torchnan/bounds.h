@@ -56,6 +56,14 @@ struct Bound {
 
 inline Value::operator Bound() const { return {max_abs, nonnegative, masked, intermediate}; }
 
+// Whose kernels compute an operator. A rule that relies on the order or on the types in which a kernel computes names
+// those that it was derived from; under any other, it gives no bound.
+enum class Kernels : uint8_t {
+  kUnknown,  // of ROCm and of other devices: nobody has looked at them
+  kHost,     // PyTorch's for the CPU, with the libraries that they call
+  kNvidia,   // PyTorch's for CUDA, with cuBLAS and cuDNN
+};
+
 // The arguments of a call, by their index in the schema. A rule of an operator on lists (_foreach_*) is called once for
 // each element, and sees that element of each list.
 class TORCHNAN_API RuleArguments {
@@ -122,7 +130,8 @@ class TORCHNAN_API RuleArguments {
 
   double combinations(size_t i) const;  // product of the numels of a list of index tensors
 
-  bool is_on_device(size_t i) const;                      // not on the CPU
+  // Whether the operator runs one of these kernels, by the device of its first tensor.
+  bool uses_kernels_of(Kernels kernels) const;
   bool is_contiguous(size_t i) const;                     // true for an argument without a value
   bool same(size_t i, size_t j) const;                    // whether both are the same values in the same memory
   bool produced_by(size_t i, std::string_view op) const;  // whether this operator was the last to write it

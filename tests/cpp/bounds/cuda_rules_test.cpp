@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bounds/bound_source.h"
+#include "bounds/kernels.h"
 #include "bounds/operand.h"
 #include "bounds/rules.h"
 #include "detection/thread_state.h"
@@ -100,6 +101,29 @@ TEST(CudaRules, ConvolutionsOfBFloat16HaveABoundAndThoseOfFloat16HaveNone) {
   EXPECT_LE(bound_of(at::kBFloat16, c10::kCUDA).max_abs, 11 * 16 * 9 * 16);  // sums in 16 bits grow by 5
   EXPECT_FALSE(bound_of(at::kHalf, c10::kCUDA).known());
   EXPECT_FALSE(bound_of(at::kBFloat16, c10::kCPU).known());
+}
+
+// ROCm's tensors are of the type CUDA as well.
+TEST(RulesOfKernels, GiveNoBoundForKernelsThatNobodyHasLookedAt) {
+  const auto bound_on = [](c10::DeviceType device) {
+    const at::Tensor x = described({8, 16, 32, 32}, at::kFloat, device),
+                     weight = described({16, 16, 3, 3}, at::kFloat, device);
+    const at::Tensor none;
+    const std::array<int64_t, 2> ones{1, 1}, zeros{0, 0};
+    return std::array{
+        bounds_of("aten::convolution", 4, x, weight, none, at::IntArrayRef(ones), at::IntArrayRef(zeros),
+                  at::IntArrayRef(ones), false, at::IntArrayRef(zeros), int64_t{1})[0],
+        bounds_of("aten::native_batch_norm", 4, x, none, none, none, none, true, 0.1, kEps)[0],
+        bounds_of("aten::_softmax", 4, x, int64_t{1}, false)[0],
+    };
+  };
+  const auto is_known = [](const Bound& bound) { return bound.known(); };
+  EXPECT_TRUE(std::ranges::all_of(bound_on(c10::kCUDA), is_known));
+  EXPECT_TRUE(std::ranges::none_of(bound_on(c10::kXPU), is_known));
+  declare_kernels(c10::kXPU, Kernels::kHost);
+  EXPECT_TRUE(std::ranges::all_of(bound_on(c10::kXPU), is_known));
+  declare_kernels(c10::kXPU, Kernels::kUnknown);
+  EXPECT_TRUE(std::ranges::none_of(bound_on(c10::kXPU), is_known));
 }
 
 // addmm.dtype and baddbmm.dtype have an argument before beta and alpha. A dtype is a number in a boxed call.
