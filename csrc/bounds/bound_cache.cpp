@@ -81,23 +81,20 @@ uint64_t with_switches(uint64_t word) {
   return (word & ~(kVersionBits << kVersionShift)) | version << kVersionShift;
 }
 
-// Reads a private member of PyTorch that has no accessor: the arguments of an explicit instantiation are exempt from
-// access checks.
-template <auto Counter>
-struct CounterAccess {
-  friend uint32_t tensors_sharing_version(const c10::VariableVersion& version) {
-    return (version.*Counter).use_count();
-  }
-};
-uint32_t tensors_sharing_version(const c10::VariableVersion& version);
-template struct CounterAccess<&c10::VariableVersion::version_counter_>;
+// How many tensors that are known to share the version counter of this one refer to its storage: itself, and the tensor
+// that it is a view of. How many share the counter does not tell, because each may have got another storage since, for
+// example by `x.data = ...` or Module.double().
+size_t known_references(const at::Tensor& tensor) {
+  if (!tensor.is_view()) return 1;
+  const c10::TensorImpl& base = *tensor._base().unsafeGetTensorImpl();
+  return base.unsafe_storage().unsafeGetStorageImpl() == storage_of(tensor) ? 2 : 1;
+}
 
-// Whether an alias with a separate version counter refers to the storage, and so may write there.
-bool has_alias(const at::Tensor& tensor) {
+// Whether an alias with a separate version counter may refer to the storage, and so write there unseen.
+bool may_have_alias(const at::Tensor& tensor) {
   const size_t references = c10::raw::intrusive_ptr::use_count(storage_of(tensor));
-  if (references == 1) return false;
-  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  return version.enabled() && references > tensors_sharing_version(version);
+  if (references == 1 || !tensor.unsafeGetTensorImpl()->version_counter().enabled()) return false;
+  return references > known_references(tensor);
 }
 
 State state_of(uint64_t word) { return static_cast<State>(word & kKnownBits); }
@@ -112,7 +109,7 @@ uint64_t pack_bound(const Bound& bound, const at::Tensor& tensor, int pending_bu
   const State state = bound.masked ? State::kFiniteOrMasked : State::kFinite;
   const uint64_t word = static_cast<uint64_t>(state) | (bound.nonnegative ? kNonnegative : 0) |
                         pack_validity(tensor, pending_bumps) | packed(bound.max_abs);
-  return has_alias(tensor) ? with_switches(word) | kAliased : word;
+  return may_have_alias(tensor) ? with_switches(word) | kAliased : word;
 }
 
 uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor) {

@@ -501,3 +501,20 @@ def test_the_hooks_are_gone_after_the_session():
     assert x.data_ptr() == array.__array_interface__["data"][0]
     x.data = torch.zeros(3)
     np.testing.assert_array_equal(x.data.numpy(), np.zeros(3))
+
+
+def test_a_tensor_in_other_memory_does_not_stand_for_an_alias():
+    """Fails when tensors that share the version counter are taken for tensors that share the storage: a kept `detach()`
+    has the counter of the weight, but its old memory."""
+    weight = torch.nn.Parameter(torch.ones(128, 128))
+    kept = weight.detach()
+    weight.data = weight.data * 2  # as Module.double() does
+    alias = weight.data
+    older = OlderThread()
+    with torchnan.detect(action="log", rescan_every=0) as watch, torch.no_grad():
+        weight.mul_(1)
+        older(lambda: alias.fill_(NAN))
+        y = torch.sigmoid(weight * 3)
+        _ = y * 2
+    assert kept.isfinite().all()
+    assert [(finding.op, finding.origin) for finding in watch.findings] == [("aten::mul", "parameter")]

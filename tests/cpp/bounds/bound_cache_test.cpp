@@ -209,6 +209,19 @@ TEST(BoundCache, DoubtsAStorageWithAnAliasOnceAnotherThreadHasRun) {
   EXPECT_EQ(is_believed(), std::pair(false, false));
 }
 
+// Tensors that share the version counter do not all share the storage.
+TEST(BoundCache, DoubtsAStorageWithAnAliasThatATensorInOtherMemorySeemsToExplain) {
+  BoundCache bound_cache;
+  at::Tensor t = at::ones({4});
+  const at::Tensor kept = t.detach();  // with the counter of t
+  t.set_data(at::ones({4}));           // as Module.double() does
+  const at::Tensor alias = t.variable_data();
+  bound_cache.record_written(t, {1}, nullptr);
+  EXPECT_TRUE(bound_cache.is_finite(t));
+  run_another_thread();
+  EXPECT_FALSE(bound_cache.is_finite(t));
+}
+
 TEST(BoundCache, KeepsTheStampOfAStorageThatGetsAnAlias) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
