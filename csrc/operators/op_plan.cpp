@@ -83,7 +83,8 @@ void read_arguments(const c10::FunctionSchema& schema, std::string_view base, Op
     const c10::Argument& argument = schema.arguments()[a];
     const bool tensors = holds_tensors(*argument.type());
     const bool is_read = a > 0 || !reads_metadata_of_first(base);
-    const bool is_kept = tensors || is_number(*argument.type()) || is_shown_in_reports(argument);
+    const bool is_kept = tensors || is_number(*argument.type()) || is_shown_in_reports(argument) ||
+                         tells_written_part(base, argument.name());
     if (is_read && is_kept) plan.saved_arguments.push_back(static_cast<uint16_t>(a));
     plan.argument_names.push_back(argument.name());
     if (!tensors || !(is_written(argument) || mutates_undeclared_argument(base, argument.name()))) continue;

@@ -312,6 +312,9 @@ bool writes_groups_alone(std::string_view name) {
 std::string_view producer_of_saved_argument(std::string_view op, std::string_view argument) {
   return op == "aten::_ctc_loss_backward" && argument == "log_alpha" ? "aten::_ctc_loss" : "";
 }
+bool tells_written_part(std::string_view op, std::string_view argument) {
+  return op == "_ctc_loss_backward" && (argument == "input_lengths" || argument == "target_lengths");
+}
 bool proves_nonnegative_input(std::string_view op) { return op == "sqrt" || op == "_foreach_sqrt"; }
 bool reads_scalar_to_host(std::string_view op) { return op == "_local_scalar_dense"; }
 bool is_grad_scaler_check(std::string_view op) { return op == "_amp_foreach_non_finite_check_and_unscale_"; }

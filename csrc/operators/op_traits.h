@@ -94,6 +94,9 @@ bool writes_groups_alone(std::string_view name);
 // others. Such an output is not checked where it is made.
 std::string_view producer_of_saved_argument(std::string_view op, std::string_view argument);
 
+// Whether an argument says which part of such an output was written: the lengths of ctc_loss's samples.
+bool tells_written_part(std::string_view op, std::string_view argument);
+
 // Whether it returns NaN for negative numbers, so that a finite result proves that there were none.
 bool proves_nonnegative_input(std::string_view op);
 

@@ -8,6 +8,7 @@
 #include "origin/collectives.h"
 #include "origin/host_queries.h"
 #include "origin/origin_records.h"
+#include "origin/written_part.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -169,9 +170,10 @@ void HostEvidence::find_external_arguments() {
     if (pending != nullptr && pending->explains(kinds) && !nonfinite_registry().contains(tensor)) {
       bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, pending});
     } else if (const auto producer = producer_of_saved_argument(call_.plan.name, argument.name); !producer.empty()) {
-      if (!kinds.nan()) continue;  // its table is full of -inf
+      const NonfiniteKinds written = kinds_in_written_part(call_, tensor);
+      if (!written.nan()) continue;  // its table is full of -inf
       auto provenance =
-          std::make_shared<Provenance>(Cause{saved_argument_origin(call_, tensor, kinds, producer), kinds});
+          std::make_shared<Provenance>(Cause{saved_argument_origin(call_, tensor, written, producer), written});
       nonfinite_registry().remember(tensor, provenance);
       bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, std::move(provenance)});
     } else {

@@ -161,6 +161,13 @@ def joined(a: Kinds, b: Kinds) -> Kinds:
     return a[0] or b[0], a[1] or b[1], a[2] or b[2]
 
 
+def _fill_unwritten_part(table: torch.Tensor, input_lengths: Any, target_lengths: Any) -> None:
+    """Fills the part of ctc_loss's table that it neither writes nor reads: what it holds is chance."""
+    for sample, times, targets in zip(table, input_lengths, target_lengths, strict=True):
+        sample[int(times) :] = 0
+        sample[:, 2 * int(targets) + 1 :] = 0
+
+
 class Call:
     """The tensors of one call by their part in it; those of lists by their place in them."""
 
@@ -224,6 +231,8 @@ class Truth(TorchDispatchMode):
         if torch.is_grad_enabled() and node is None:
             self._lines.setdefault(torch.autograd._get_sequence_nr() - 1, user_line())
         result = func(*args, **kwargs)
+        if call.name == "_ctc_loss":
+            _fill_unwritten_part(result[1], *args[2:4])
         if call.name in _UNWRITTEN:
             self._forget(call.name, result)
             return result
