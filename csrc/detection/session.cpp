@@ -107,12 +107,16 @@ void DetectionSession::count_step() {
   if (!step_marked_) ++step_;
 }
 
+// The turns of neighbouring results are far apart: a fault that many results of a step show is found with the first of
+// them, and no step scans many. Each multiple of a prime number is another turn, for any N. The second step, whose
+// counts are compared among releases, comes last.
 bool DetectionSession::is_rescanned(int64_t index) const {
   constexpr int64_t kMostOfFirstStep = 10000;
+  constexpr int64_t kSpread = 2654435761;
   const int64_t every = options_.rescan_every;
   if (every == 0) return false;
   if (every == 1 || (is_first_step() && index < kMostOfFirstStep)) return true;
-  return (index + index / every + step()) % every == 0;
+  return ((index + 2) * kSpread + index / every + step() - 2) % every == 0;
 }
 
 void DetectionSession::count_skipped_step() {

@@ -15,6 +15,7 @@
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "origin/nonfinite_registry.h"
+#include "detection/audited_claims.h"
 #include "detection/error_containment.h"
 
 namespace torchnan {
@@ -32,6 +33,11 @@ bool takes_a_number(MomentStep step) {
 // Whether the values of a tensor, if it has any, lie in memory of the host.
 bool is_in_memory(const at::Tensor& tensor) {
   return is_dense_on_host(*tensor.unsafeGetTensorImpl()) && storage_of(tensor)->data() != nullptr;
+}
+
+// Whether a bound proves that a result is finite.
+bool is_within(const DtypeRange& range, const Bound& bound) {
+  return with_rounding_margin(bound.max_abs, range) <= range.limit && bound.max_intermediate <= range.limit;
 }
 
 bool is_same_view(const at::Tensor& one, const at::Tensor& other) {
@@ -108,12 +114,12 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
   arguments = arguments.slice(0, arguments.size() - plan_.out_arguments);
   if (!plan_.bounds.elementwise_in_lists) {
     if (plan_.writes_in_place() && (writes_twice(written_arguments) || reads_its_results(written_arguments, 0))) return;
-    if (plan_.writes_in_place() && session_.is_rescanned(call_)) reread(written_arguments, 0);
     const RuleArguments call(arguments, source);
     bounds_.resize(std::max(kMaxResults, plan_.checked_returns.size() + plan_.mutated_arguments.size()));
     dtypes_.push_back(call.dtype());
     terms_ = static_cast<double>(call.numel(0));
     rule(call, bounds_);
+    if (plan_.writes_in_place()) test_before(written_arguments, call, bounds_, 0);
     follow_moments(call, bounds_[0]);
     follow_description(call);
     return;
@@ -130,11 +136,11 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
     if (self != nullptr && self->numel() <= kSmall && !bound_audit().enabled()) {
       dtypes_.push_back(self->scalar_type());
     } else {
-      if (plan_.writes_in_place() && session_.is_rescanned(call_ + static_cast<int64_t>(element)))
-        reread(written_arguments, element);
       const RuleArguments call(arguments, source, element);
       dtypes_.push_back(call.dtype());
-      rule(call, {&bounds_[element], 1});
+      const std::span<Bound> bound(&bounds_[element], 1);
+      rule(call, bound);
+      if (plan_.writes_in_place()) test_before(written_arguments, call, bound, element);
       follow_moments(call, bounds_[element]);
     }
     if (plan_.writes_in_place() && self != nullptr) written.add(*self);
@@ -235,14 +241,47 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   const Bound bound = bound_at(index);
   const DtypeRange range = range_at(result, index);
   const double max_abs = with_rounding_margin(bound.max_abs, range);
-  const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit && is_plain(result);
+  const bool is_within_range = is_within(range, bound) && is_plain(result);
   Prediction known{.bound = {is_within_range ? max_abs : RuleArguments::kUnknown, bound.nonnegative, bound.masked},
                    .claim = claim_at(index)};
   const bool is_small = result.numel() <= kSmall;
   known.is_proved = is_within_range && (!is_small || (!result.is_cpu() && saves_a_launch(max_abs)));
   // Rules are tested by large results: a small one is often computed from those, and would be blamed for their rules.
-  known.is_rescanned = known.is_proved && !is_small && session_.is_rescanned(call_ + output);
+  known.is_rescanned =
+      known.is_proved && !is_small && (plan_.writes_in_place() ? is_tested_in_place(index) : is_chosen(result, index));
   return known;
+}
+
+// Whether the proof of a large result is tested by a scan. Decided once for each result.
+bool HostResults::is_chosen(const at::Tensor& result, size_t output) const {
+  const int64_t every = session_.options().rescan_every;
+  const bool has_turn = session_.is_rescanned(call_ + static_cast<int64_t>(output));
+  if (every <= 1) return has_turn;
+  const Bound& bound = bounds_[output];
+  return choose_for_audit({plan_.index, std::max(bound.max_abs, bound.max_intermediate), range_at(result, output).limit,
+                           static_cast<int64_t>(result.nbytes()), has_turn, session_.is_first_step()});
+}
+
+// Decides whether the proof of a result in place is tested. If so, the arguments that it builds on and that the call
+// overwrites are scanned first: their memory may have been written outside of PyTorch.
+void HostResults::test_before(c10::ArrayRef<Operand> arguments, const RuleArguments& call, std::span<Bound> bounds,
+                              size_t output) {
+  const size_t index = plan_.saved_arguments[plan_.mutated_arguments[0].saved_index];
+  const at::Tensor* written = index < arguments.size() ? tensor_of(&arguments[index], output) : nullptr;
+  if (written == nullptr || written->numel() <= kSmall || !is_within(range_at(*written, output), bounds_[output]))
+    return;
+  if (!is_chosen(*written, output)) return;
+  tested_.push_back(output);
+  if (!reread(arguments, output)) return;
+  std::fill(bounds.begin(), bounds.end(), Bound());
+  (*plan_.bounds.rule)(call, bounds);
+}
+
+// Whether the proof of a result in place is tested. Of several results, the first may be tested out of turn.
+bool HostResults::is_tested_in_place(size_t output) const {
+  if (std::find(tested_.begin(), tested_.end(), output) != tested_.end()) return true;
+  return !plan_.bounds.elementwise_in_lists && output > 0 &&
+         session_.is_rescanned(call_ + static_cast<int64_t>(output));
 }
 
 // Whether a bound is worth more than the scan of a small result on a device. The scan starts the bound anew, and in a
@@ -292,9 +331,9 @@ DtypeRange HostResults::range_at(const at::Tensor& result, size_t output) const 
   return range;
 }
 
-// Before a rule is tested, the arguments that it builds on and that the call overwrites are scanned: their memory may
-// have been written outside of PyTorch.
-void HostResults::reread(c10::ArrayRef<Operand> arguments, size_t element) const {
+// Scans the arguments that the call overwrites. Returns whether one is not within its bound, which then ends.
+bool HostResults::reread(c10::ArrayRef<Operand> arguments, size_t element) const {
+  bool is_any_beyond = false;
   for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
     const size_t index = plan_.saved_arguments[mutated.saved_index];
     const at::Tensor* tensor = index < arguments.size() ? tensor_of(&arguments[index], element) : nullptr;
@@ -302,8 +341,11 @@ void HostResults::reread(c10::ArrayRef<Operand> arguments, size_t element) const
       continue;
     const ScanResult found = check_finite(*tensor);
     thread_.counters().bytes.add(found.bytes);
-    if (!found.finite || found.max_abs > bound_cache().find(*tensor).bound.max_abs) bound_cache().mark_stale(*tensor);
+    if (found.finite && found.max_abs <= bound_cache().find(*tensor).bound.max_abs) continue;
+    bound_cache().mark_stale(*tensor);
+    is_any_beyond = true;
   }
+  return is_any_beyond;
 }
 
 Outcome HostResults::record_proved(const at::Tensor& result, size_t output, const Bound& proof) {
@@ -348,7 +390,7 @@ bool HostResults::has_claim(const at::Tensor& result, size_t output) const {
   if (output >= bounds_.size() || bounds_[output].masked) return false;
   const DtypeRange range = range_at(result, output);
   const Bound& bound = bounds_[output];
-  return with_rounding_margin(bound.max_abs, range) <= range.limit && bound.max_intermediate <= range.limit;
+  return is_within(range, bound);
 }
 
 void HostResults::compare_with_bound(const at::Tensor& result, size_t output, const ScanResult& found, bool is_rescan) {

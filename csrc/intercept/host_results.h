@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
@@ -67,6 +68,7 @@ class HostResults {
     bounds_.clear();
     dtypes_.clear();
     claims_.clear();
+    tested_.clear();
   }
 
   // A scanned value that a bound excludes.
@@ -106,7 +108,10 @@ class HostResults {
   void record_finite(const at::Tensor& result, size_t output, const Bound& bound);
   Bound bound_at(size_t output) const;
   const Moments::Claim* claim_at(size_t output) const;
-  void reread(c10::ArrayRef<Operand> arguments, size_t element) const;
+  bool reread(c10::ArrayRef<Operand> arguments, size_t element) const;
+  bool is_tested_in_place(size_t output) const;
+  bool is_chosen(const at::Tensor& result, size_t output) const;
+  void test_before(c10::ArrayRef<Operand> arguments, const RuleArguments& call, std::span<Bound> bounds, size_t output);
   bool has_claim(const at::Tensor& result, size_t output) const;
   DtypeRange range_at(const at::Tensor& result, size_t output) const;
   Outcome skip(const at::Tensor& result, Skip reason);
@@ -128,7 +133,9 @@ class HostResults {
   c10::SmallVector<Bound, kMaxResults> bounds_;
   // The dtype of the computation: one for all results, or one for each element of the lists.
   c10::SmallVector<c10::ScalarType, 64> dtypes_;
-  int64_t call_ = -1;         // how many calls were bounded before it in this step
+  int64_t call_ = -1;  // how many calls were bounded before it in this step
+  // The results of a call in place whose proofs are tested: that is decided before the call overwrites its arguments.
+  c10::SmallVector<size_t, 2> tested_;
   uint64_t description_ = 0;  // the stamp of results that describe the arguments; 0 for none
   std::optional<Disproof> disproof_;
   double terms_ = 0;  // how many elements the operation may add up, except for lists
