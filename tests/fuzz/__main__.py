@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import faulthandler
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -26,27 +27,45 @@ from tests.fuzz import comparison, harm
 from tests.fuzz.comparison import Disagreement
 from tests.fuzz.generators import GENERATORS, operators
 from tests.fuzz.program import Program
+from tests.fuzz.settings import ClaimsBySetting, of_source, under_settings
 
 ALL = (*GENERATORS, "harm")
 PROGRAMS_PER_TURN = {"rules": 20}
+UNDER_OWN_SETTINGS = ("compiled",)  # each would be another compilation
+# The instruction sets that oneDNN is limited to, one for each process in turn; "" is that of the processor.
+ISA = "ONEDNN_MAX_CPU_ISA"
+INSTRUCTION_SETS = ("", "AVX2", "AVX512_CORE", "SSE41")
 SECONDS_PER_PROGRAM = 120  # only a hang reaches them
 TURNS_PER_PROCESS = 200
 
 
-def of_seed(generator: str, seed: int) -> tuple[str | None, int, list[Disagreement]]:
-    """Returns the source of a program, how much was compared, and what disagrees."""
+def of_seed(
+    generator: str, seed: int, by_setting: ClaimsBySetting | None = None
+) -> tuple[str | None, int, list[Disagreement]]:
+    """Returns the source of a program, how much was compared, and what disagrees; counts the claims by setting."""
     if generator == "harm":
         return harm.generate(seed)[0].source, 1, harm.disagreements(seed)
     generate, modes = GENERATORS[generator]
     source = generate(seed)
     if source is None:
         return None, 0, []
+    if generator not in UNDER_OWN_SETTINGS:
+        source = under_settings(source, seed)
     program = Program(generator, seed, source)
     found = comparison.disagreements(program, modes)
     if not modes.claims:
         return source, 1, found
-    count, wrong = comparison.wrong_claims(program)
-    return source, count, wrong + found
+    claims, internal_errors = comparison.claims_of(program)
+    for claim in claims if by_setting is not None else ():
+        for setting in of_source(source):
+            by_setting.add(rule_of(claim.op), setting)
+    return source, len(claims), comparison.wrong_claims(program, claims, internal_errors) + found
+
+
+def rule_of(op: str) -> str:
+    """Returns the name of an operator's rule: that of aten::_foreach_add_ is add."""
+    name = op.split("::")[1].removeprefix("_foreach_")
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def show(generator: str, seed: int) -> int:
@@ -58,6 +77,9 @@ def show(generator: str, seed: int) -> int:
     return 1 if found else 0
 
 
+_BYTES_OF_PROGRESS = 1 << 18
+
+
 @dataclasses.dataclass
 class Progress:
     """How far a search is; kept in a file, so that it outlives a process that dies."""
@@ -66,13 +88,14 @@ class Progress:
     compared: dict[str, int]
     found: int = 0
     running: str = ""
+    claims: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)  # by rule and setting
 
     def save(self, file: int) -> None:
-        os.pwrite(file, json.dumps(dataclasses.asdict(self)).encode().ljust(4096), 0)
+        os.pwrite(file, json.dumps(dataclasses.asdict(self)).encode().ljust(_BYTES_OF_PROGRESS), 0)
 
     @classmethod
     def load(cls, file: int) -> Progress:
-        return cls(**json.loads(os.pread(file, 4096, 0)))
+        return cls(**json.loads(os.pread(file, _BYTES_OF_PROGRESS, 0)))
 
 
 @dataclasses.dataclass
@@ -82,12 +105,15 @@ class Totals:
     seeds: dict[str, int] = dataclasses.field(default_factory=dict)  # the next of each generator
     compared: dict[str, int] = dataclasses.field(default_factory=dict)
     found: int = 0
+    claims: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)  # by rule and setting
 
     def add(self, progress: Progress) -> None:
         self.seeds.update(progress.seeds)
         for generator, count in progress.compared.items():
             self.compared[generator] = self.compared.get(generator, 0) + count
         self.found += progress.found
+        claims = ClaimsBySetting(self.claims)
+        claims.add_all(ClaimsBySetting(progress.claims))
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,6 +131,7 @@ def summary(compared: dict[str, int], found: int) -> str:
 
 def take_turns(progress: Progress, file: int, end: float) -> None:
     """Runs programs, each generator a few at a time, until the time is over or the process has run its share."""
+    by_setting = ClaimsBySetting(progress.claims)
     for _ in range(TURNS_PER_PROCESS):
         for generator in progress.seeds:
             for _ in range(PROGRAMS_PER_TURN.get(generator, 1)):
@@ -112,17 +139,28 @@ def take_turns(progress: Progress, file: int, end: float) -> None:
                 progress.seeds[generator], progress.running = seed + 1, generator
                 progress.save(file)
                 faulthandler.dump_traceback_later(SECONDS_PER_PROGRAM, exit=True)
-                _, count, disagreements = of_seed(generator, seed)
+                _, count, disagreements = of_seed(generator, seed, by_setting)
                 faulthandler.cancel_dump_traceback_later()
                 progress.compared[generator] += count
                 progress.found += len(disagreements)
                 for disagreement in disagreements:
-                    print(disagreement, flush=True)
+                    print(f"{_environment()}{disagreement}", flush=True)
         gc.collect()
         gc.freeze()
         if monotonic() > end:
             break
     progress.save(file)
+
+
+def _limit_instructions(instruction_set: str) -> None:
+    """Limits oneDNN in the processes that start from here on: it reads this when it first computes."""
+    os.environ.pop(ISA, None)
+    if instruction_set:
+        os.environ[ISA] = instruction_set
+
+
+def _environment() -> str:
+    return f"{ISA}={os.environ[ISA]} " if ISA in os.environ else ""
 
 
 def search(generators: list[str], seconds: float, first: int, done: Path | None = None) -> int:
@@ -140,7 +178,10 @@ def search(generators: list[str], seconds: float, first: int, done: Path | None 
     gc.freeze()
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryFile() as file:
-        while monotonic() < end:
+        for instruction_set in itertools.cycle(INSTRUCTION_SETS):
+            if monotonic() >= end:
+                break
+            _limit_instructions(instruction_set)
             process = fork.Process(target=take_turns, args=(progress, file.fileno(), end))
             process.start()
             process.join()
@@ -148,8 +189,14 @@ def search(generators: list[str], seconds: float, first: int, done: Path | None 
             if process.exitcode != 0:
                 progress.found += 1
                 seed = progress.seeds[progress.running] - 1
-                print(f"died ({process.exitcode}): python -m tests.fuzz {progress.running} {seed}", flush=True)
+                print(
+                    f"{_environment()}died ({process.exitcode}): python -m tests.fuzz {progress.running} {seed}",
+                    flush=True,
+                )
+    _limit_instructions("")
     print(summary(progress.compared, progress.found), flush=True)
+    if progress.claims:
+        print("claims compared with a result, by rule and setting:\n" + ClaimsBySetting(progress.claims).table())
     if done is not None:
         totals.add(progress)
         totals.save(done)

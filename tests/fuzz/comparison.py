@@ -79,13 +79,12 @@ def claims_of(program: Program) -> tuple[list[Claim], int]:
     return claims, int(watch.stats()["internal_errors"])
 
 
-def wrong_claims(program: Program) -> tuple[int, list[Disagreement]]:
-    """Returns how many claims are made, and those that do not hold."""
-    claims, internal_errors = claims_of(program)
+def wrong_claims(program: Program, claims: list[Claim], internal_errors: int) -> list[Disagreement]:
+    """Returns the claims of a program that do not hold."""
     wrong = [Disagreement(program, f"claim of {claim.op}", claim) for claim in claims if not claim.holds]
     if internal_errors and not wrong:
         wrong = [Disagreement(program, "internal error beside claims that hold", internal_errors)]
-    return len(claims), wrong
+    return wrong
 
 
 def bits(program: Program, watched: Run, when: str) -> list[tuple[str, Any]]:

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import torchnan
+from tests.fuzz.settings import settings
 from tests.fuzz.truth import Truth
 from tests.fuzz.values import scaled, tensor
 
@@ -115,6 +116,7 @@ NAMES: dict[str, Any] = {
     "laid_out": laid_out,
     "flushing_denormals": flushing_denormals,
     "matmul_precision": matmul_precision,
+    "settings": settings,
     "copy": copy,
     "io": io,
     "ctypes": ctypes,

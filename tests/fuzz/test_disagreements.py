@@ -18,6 +18,7 @@ from tests.fuzz.builder import Builder
 from tests.fuzz.comparison import Modes, against_truth, claims_of, disagreements, wrong_claims
 from tests.fuzz.generators import rules
 from tests.fuzz.program import Program, attached, flushing_denormals, laid_out, memset, resized, roomy, run
+from tests.fuzz.settings import CHOICES, ClaimsBySetting, of_source, settings, under_settings
 from tests.fuzz.values import FORMS, scaled, scales
 from tests.support.processes import REPOSITORY
 from tests.support.processes import run as run_process
@@ -180,8 +181,10 @@ def test_a_wrong_claim_is_noticed():
     library.define("double(Tensor x) -> Tensor")
     library.impl("double", lambda x: x * 2, "CPU")
     torchnan.register_bound("torchnan_fuzz::double", lambda x: 1.9 * x.most)
-    count, wrong = wrong_claims(Program("rules", 0, CUSTOM_OPERATOR))
-    assert count >= 2
+    program = Program("rules", 0, CUSTOM_OPERATOR)
+    claims, internal_errors = claims_of(program)
+    assert len(claims) >= 2
+    wrong = wrong_claims(program, claims, internal_errors)
     assert [found.kind for found in wrong] == ["claim of torchnan_fuzz::double"]
 
 
@@ -248,7 +251,7 @@ def test_a_harm_program_is_held_to_its_page():
 
 
 def test_a_search_continues_after_a_program_that_kills_its_process(monkeypatch, capfd):
-    def of_seed(generator, seed):
+    def of_seed(generator, seed, by_setting):
         if seed == 7:
             os._exit(9)
         return "", 1, [f"wrong: {seed}"]
@@ -261,14 +264,14 @@ def test_a_search_continues_after_a_program_that_kills_its_process(monkeypatch, 
         "seeds threads 6",
         "wrong: 6",
         "died (9): python -m tests.fuzz threads 7",
-        "wrong: 8",
+        "ONEDNN_MAX_CPU_ISA=AVX2 wrong: 8",
         "threads 2 - 3 disagreements",
     ]
     assert capfd.readouterr().out.splitlines() == said
 
 
 def test_a_search_continues_where_the_last_one_ended(monkeypatch, capfd, tmp_path):
-    def of_seed(generator, seed):
+    def of_seed(generator, seed, by_setting):
         return "", 1000, [f"wrong: {seed}"] if seed == 7 else []
 
     monkeypatch.setattr("tests.fuzz.__main__.of_seed", of_seed)
@@ -281,7 +284,34 @@ def test_a_search_continues_where_the_last_one_ended(monkeypatch, capfd, tmp_pat
     said += ["seeds threads 7", "wrong: 7", "threads 1,000 - 1 disagreements"]
     said += ["in all: threads 2,000 - 1 disagreements"]
     assert capfd.readouterr().out.splitlines() == said
-    assert json.loads(done.read_text()) == {"seeds": {"threads": 8}, "compared": {"threads": 2000}, "found": 1}
+    found = {"seeds": {"threads": 8}, "compared": {"threads": 2000}, "found": 1, "claims": {}}
+    assert json.loads(done.read_text()) == found
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_a_setting_holds_for_a_program_and_ends_with_it(name):
+    def state():
+        precisions = [getattr(torch.backends.mkldnn, op).fp32_precision for op in ("matmul", "conv", "rnn")]
+        libraries = [torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()]
+        modes = [torch.are_deterministic_algorithms_enabled(), torch.is_autocast_enabled("cpu")]
+        return [*precisions, *libraries, *modes, torch.get_num_threads(), float(torch.tensor(1e-30) * 1e-10) == 0]
+
+    before = state()
+    for value in CHOICES[name]:
+        with settings(**{name: value}):
+            assert state() != before
+        assert state() == before
+
+
+def test_the_settings_of_a_program_are_counted_by_rule():
+    by_setting = ClaimsBySetting()
+    seed = next(seed for seed in range(100) if len(of_source(under_settings("def program(", seed))) == 2)
+    source, count, found = of_seed("rules", seed, by_setting)
+    chosen = of_source(source)
+    assert len(chosen) == 2
+    assert found == []
+    assert by_setting.total() == 2 * count
+    assert all(f"`{setting}`" in by_setting.table().splitlines()[0] for setting in chosen)
 
 
 @pytest.mark.slow

@@ -58,6 +58,8 @@ class Arguments:
         self._named: dict[str, str] = {}
         self._masks = choice.random() < 0.08
         self._scale: float | None = None
+        # Factors in pairs: one near the largest number, and one so small that their products are not.
+        self._pair = choice.choice([1.0, 2.0**8, 2.0**40]) if choice.random() < 0.15 else None
         if choice.random() < 0.4:  # everything at one scale, often one at which differences or sums overflow
             largest = torch.finfo(NAMES[self.dtype]).max
             self._scale = choice.choice([any_scale(choice, self.dtype), largest / 1.5, largest / 4])
@@ -141,6 +143,9 @@ class Arguments:
         name = f"a{len(self.made)}"
         form = "masked" if self._masks and choice.random() < 0.5 else None
         scale = self._scale if dtype == self.dtype else None
+        if self._pair is not None and dtype == self.dtype:
+            largest = torch.finfo(NAMES[dtype]).max
+            scale = self._pair / largest if len(self.made) % 2 else largest
         self.made.append(f"{name} = {tensor(choice, shape, dtype, scale, form)}")
         layout = choice.choice(layouts) if shape else "contiguous"
         nonnegative = nonnegative or choice.random() < 0.1
@@ -215,14 +220,15 @@ def _batch_norm(choice: random.Random) -> list[str]:
 
 @_of("convolution", "convolution_backward")
 def _convolution(choice: random.Random) -> list[str]:
-    dims, groups, channels, kernel = (choice.choice(sizes) for sizes in ([1, 2, 2, 3], [1, 2], [2, 4, 6], [1, 2, 3]))
+    dims, groups, channels, kernel = (choice.choice(sizes) for sizes in ([1, 2, 2, 3], [1, 2], [2, 4, 6], [1, 2, 3, 5]))
     transposed = choice.random() < 0.4
-    spatial = ",".join(str(choice.choice([4, 5, 9, 12])) for _ in range(dims))
+    batch = choice.choice(["b", "b", "16"])  # NNPACK is for 16 images or more
+    spatial = ",".join(str(choice.choice([5, 9, 12])) for _ in range(dims))
     sides = ",".join([str(kernel)] * dims)
     weight = f"4,{channels // groups},{sides}" if transposed else f"{channels},{4 // groups},{sides}"
     stride, padding, dilation = ([choice.choice(values)] * dims for values in ([1, 1, 2], [0, 1], [1, 1, 2]))
     how = f"{stride}, {padding}, {dilation}, {transposed}, {[0] * dims}, {groups}"
-    x, g = f"{{T:b,4,{spatial}}}", f"laid_out(S({choice.randrange(10**6)}, tuple(y.shape), {{dtype}}, "
+    x, g = f"{{T:{batch},4,{spatial}}}", f"laid_out(S({choice.randrange(10**6)}, tuple(y.shape), {{dtype}}, "
     g += f"{choice.choice(['1.0', '1e4', '1e-4', '2.0**60'])}, 'normal'), {choice.choice(LAYOUTS)!r})"
     return [
         f"x, w, b = {x}, {{T:{weight}}}, {_optional(choice, f'{{T:{channels}}}')}",
