@@ -18,9 +18,9 @@ namespace {
 // The larger of two magnitudes, or NaN if one of them is.
 double larger(double a, double b) { return a > b || std::isnan(a) ? a : b; }
 
-py::object measure_gradients(const py::list& parameters) {
-  std::vector<at::Tensor> gradients;
-  std::vector<py::handle> names;  // the list keeps them
+py::object measure_gradients(const py::list& parameters, const py::list& buffers) {
+  std::vector<at::Tensor> tensors;  // gradients, then buffers
+  std::vector<py::handle> names;    // the lists keep them
   for (const py::handle named : parameters) {
     const py::tuple pair = py::reinterpret_borrow<py::tuple>(named);
     const py::handle parameter = pair[1];
@@ -28,24 +28,34 @@ py::object measure_gradients(const py::list& parameters) {
     const at::Tensor& gradient = THPVariable_Unpack(parameter.ptr()).grad();
     if (!gradient.defined()) continue;
     if (gradient.key_set().has(c10::DispatchKey::Python)) return py::none();
-    gradients.push_back(gradient);
+    tensors.push_back(gradient);
+    names.push_back(pair[0]);
+  }
+  const size_t gradients = tensors.size();
+  for (const py::handle named : buffers) {
+    const py::tuple pair = py::reinterpret_borrow<py::tuple>(named);
+    const py::handle buffer = pair[1];
+    if (!THPVariable_CheckExact(buffer.ptr())) return py::none();
+    tensors.push_back(THPVariable_Unpack(buffer.ptr()));
     names.push_back(pair[0]);
   }
   std::vector<std::pair<double, double>> rows;
   {
     const py::gil_scoped_release without_gil;
-    rows = norms_and_magnitudes(gradients);
+    rows = norms_and_magnitudes(tensors);
   }
-  py::list norms(rows.size());
+  py::list norms(gradients);
   double max_abs = 0;
   py::list nonfinite;
+  py::list nonfinite_buffers;
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto [norm, magnitude] = rows[i];
+    if (!std::isfinite(magnitude)) (i < gradients ? nonfinite : nonfinite_buffers).append(names[i]);
+    if (i >= gradients) continue;
     norms[i] = norm;
     max_abs = larger(max_abs, magnitude);
-    if (!std::isfinite(magnitude)) nonfinite.append(names[i]);
   }
-  return py::make_tuple(norms, max_abs, py::tuple(nonfinite));
+  return py::make_tuple(norms, max_abs, py::tuple(nonfinite), py::tuple(nonfinite_buffers));
 }
 
 c10::Scalar value_of(const at::Tensor& loss) {
@@ -74,7 +84,7 @@ py::object loss_values(const py::list& losses) {
 }  // namespace
 
 void bind_gradients(py::module_& m) {
-  m.def("measure_gradients", &measure_gradients, py::arg("parameters"));
+  m.def("measure_gradients", &measure_gradients, py::arg("parameters"), py::arg("buffers") = py::list());
   m.def("loss_values", &loss_values, py::arg("losses"));
 }
 

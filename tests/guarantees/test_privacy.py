@@ -138,9 +138,11 @@ LINES = {
     "snapshot": {"time", "kind", "step", "kept"},
     "no_snapshot": {"time", "kind", "step", "reason"},
     "learning_rate": {"time", "kind", "step", "lr_factor", "reason"},
+    "resume": {"time", "kind", "step", "reason"},
 }
 CAPTURE = {
-    "format", "event", "report", "rank", "ranks", "model", "in_eval", "policy", "versions", "host", "shared",
+    "format", "event", "report", "rank", "ranks", "model", "in_eval", "frozen", "stepped", "scale", "not_held",
+    "policy", "versions", "host", "shared",
     "weights", "buffers", "batches", "random", "batch_random", "operation",
 }  # fmt: skip
 VERSIONS = {"torchnan", "torch", "python", "numpy", "cuda", "machine"}

@@ -92,6 +92,7 @@ RECOVERY: dict[str, tuple[list[Any], list[Any]]] = {
     ),
     "retries": ([0, 5], NO_COUNTS),
     "max_norm": ([None, 1, 0.5], NO_POSITIVE),
+    "exact_clip": ([True, False], NO_BOOLS),
     "norm_limit": ([None, 1, 1e300], NO_POSITIVE),
     "norm_factor": ([None, 1, 0.5], NO_POSITIVE),
     "norm_window": ([10], [*NO_COUNTS, 0, 9]),

@@ -109,14 +109,18 @@ def _named(text: str, option: str) -> Callable[..., Any]:
 def _text(capture: Capture, replayed: Replay) -> str:
     seen = printable(str(capture.event.get("seen")), 1000)
     head = f"torchnan: step {capture.step} of rank {capture.rank}, captured as: {seen}"
-    lines = [head, f"  replay    {_VERDICTS[replayed.verdict or 'transient']}"]
+    lines = [head]
+    if replayed.verdict is not None and replayed.reason:
+        lines.append(f"  differs   {printable(replayed.reason, 1000)}: suspect that first")
+    torch_then = printable(str(capture.versions.get("torch")))
+    if torch_then != torch.__version__:
+        lines.append(f"  PyTorch   {torch.__version__} here, {torch_then} when it was captured")
+    verdict = f"NOT run: {printable(replayed.reason, 1000)}"
+    lines.append(f"  replay    {verdict if replayed.verdict is None else _VERDICTS[replayed.verdict]}")
     if replayed.verdict == "persistent":
         lines.append(f"  bits      {'the same as' if replayed.same_bits else 'other than'} when it was captured")
     if replayed.finite_in_eager is not None:
         lines.append(f"  eager     {FINITE_IN_EAGER[replayed.finite_in_eager]}")
-    torch_then = printable(str(capture.versions.get("torch")))
-    if torch_then != torch.__version__:
-        lines.append(f"  PyTorch   {torch.__version__} here, {torch_then} when it was captured")
     if replayed.finding is not None:
         lines.append(str(replayed.finding))
     return "\n".join(lines)

@@ -46,6 +46,9 @@ CAUSES: tuple[Cause, ...] = (
     "unknown",
 )
 
+# Fields that may differ from rank to rank: files, which not every rank has to write.
+OWN_OF_A_RANK = frozenset(("captures", "max_captures", "capture_ranks", "max_capture_bytes", "snapshot_folder", "log"))
+
 POSITIVE = "a number above 0, or nothing"
 
 
@@ -113,7 +116,10 @@ class Policy(Settings):
             and ``"raise"`` do not apply the step; from that step on, ``"cut_lr"`` multiplies learning rates with
             ``lr_factor``, and ``"lower_clip"`` multiplies the clipping norm with ``clip_factor``. Default: none.
         retries: how often a step that was finite in the replay is run again.
-        max_norm: gradients are clipped to this 2-norm.
+        max_norm: gradients are clipped to this 2-norm, with the bits of ``torch.nn.utils.clip_grad_norm_``, which takes
+            a second pass over the gradients of a step whose norm is near ``max_norm`` or above.
+        exact_clip: False clips with the norm that the guard has measured, without the second pass; gradients then
+            differ from those of ``clip_grad_norm_`` in their last bits.
         norm_limit: a step with a larger gradient norm is bad.
         norm_factor: so is one above this multiple of the mean norm of the last ``norm_window`` good steps.
         max_scaler_skips: steps in a row that a loss scaler may skip to find its scale; one more is a bad step.
@@ -158,6 +164,7 @@ class Policy(Settings):
     )
     retries: int = nonnegative_int(2)
     max_norm: float | None = _positive()
+    exact_clip: bool = switch(True)
     norm_limit: float | None = _positive()
     norm_factor: float | None = _positive()
     norm_window: int = nonnegative_int(100, minimum=10)

@@ -21,6 +21,7 @@ class PolicyWithoutCaptures(TypedDict, total=False):
     instability: Mapping[str, Action]
     retries: int
     max_norm: float | None
+    exact_clip: bool
     norm_limit: float | None
     norm_factor: float | None
     norm_window: int

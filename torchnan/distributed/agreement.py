@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import math
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -29,9 +30,10 @@ class AnomalyKind(enum.IntEnum):
     OUT_OF_MEMORY = 1
     LOSS = 2
     GRADIENT = 3
-    NORM = 4
-    SCALER = 5  # the loss scale was too large: the scaler handles it
-    INSTABILITY = 6  # it is finite, and a monitor finds the run unstable
+    BUFFER = 4  # loss and gradients are finite, and the forward pass has left a non-finite running statistic
+    NORM = 5
+    SCALER = 6  # the loss scale was too large: the scaler handles it
+    INSTABILITY = 7  # it is finite, and a monitor finds the run unstable
 
     @property
     def label(self) -> str:
@@ -66,7 +68,7 @@ class GradientNorm(Protocol):
     Attributes:
         norm: 2-norm of this rank's parts.
         squares: this rank's share of the squared norm over all ranks.
-        sharded: whether this rank may hold only a part of a gradient.
+        sharded: whether a rank may hold only a part of a gradient; the same on every rank.
     """
 
     @property
@@ -179,6 +181,34 @@ class Agreement:
         most = self.all_reduce_max(value)
         return self.ranks - 1 - self.all_reduce_max(self.ranks - 1 - self.rank if value == most else 0)
 
+    def first_failure(self, failure: str) -> str:
+        """Returns the failure of the lowest rank that has one, with its rank; ``""`` if every rank went well.
+
+        What may fail on one rank is attempted by all of them, and followed by this: then all do the same. Costs one
+        all-reduce of an int64 if nothing has failed.
+
+        Args:
+            failure: why it failed on this rank; ``""`` if it went well.
+        """
+        if self.ranks == 1:
+            return failure
+        first = self.all_reduce_max(self.ranks - self.rank if failure else 0)
+        if first == 0:
+            return ""
+        source = self.ranks - first
+        return f"{self.broadcast_text(failure, source)} (rank {self.to_global_rank(source)})"
+
+    def differing(self, values: Mapping[str, object]) -> list[str]:
+        """Returns the names of the values that are not the same on every rank.
+
+        Args:
+            values: the same names on every rank; values are compared by their ``repr()``.
+        """
+        digests = [_digest(value) for value in values.values()]
+        most = self.all_reduce_max_of([*digests, *(-digest for digest in digests)])
+        largest, smallest = most[: len(digests)], most[len(digests) :]
+        return [name for name, a, b in zip(values, largest, smallest, strict=True) if a != -b]
+
     def broadcast_text(self, text: str, source: int) -> str:
         """Returns the text of the rank ``source`` of the group, on every rank."""
         if self.ranks == 1:
@@ -221,6 +251,11 @@ class Agreement:
         if "cpu" in devices:
             return torch.device("cpu")
         return torch.device(devices[0], torch.accelerator.current_device_index())
+
+
+def _digest(value: object) -> int:
+    """Returns 62 bits over the text of a value."""
+    return int.from_bytes(hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 2
 
 
 def _encode(anomaly: Anomaly, rank: int) -> int:

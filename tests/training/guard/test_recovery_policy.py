@@ -31,6 +31,7 @@ WRONG = {
     "instability": {"spike": "retry"},
     "retries": 1.5,
     "max_norm": 0,
+    "exact_clip": "yes",
     "norm_limit": float("nan"),
     "norm_factor": "3",
     "norm_window": 9,

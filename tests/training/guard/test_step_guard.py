@@ -69,14 +69,63 @@ def test_micro_batches_make_one_step():
 
 
 def test_clipping_is_that_of_pytorch():
-    guarded = Training(max_norm=0.1)
-    result = guarded.guard.step(batch_of(0))
-    plain = Training()
-    step_of(plain.model, batch_of(0)).backward()
-    norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.1)
-    plain.optimizer.step()
-    assert result.norm == pytest.approx(norm.item(), rel=1e-6)
-    torch.testing.assert_close(guarded.state(), plain.state())
+    guarded, plain = Training(max_norm=0.5), Training()
+    clipped = 0
+    for i in range(20):
+        torch.manual_seed(i)
+        result = guarded.guard.step(batch_of(i))
+        torch.manual_seed(i)
+        plain.optimizer.zero_grad()
+        step_of(plain.model, batch_of(i)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 0.5)
+        plain.optimizer.step()
+        assert result.norm == pytest.approx(norm.item(), rel=1e-6)
+        clipped += norm.item() > 0.5
+    assert clipped > 0
+    assert_same(guarded.state(), plain.state())
+
+
+def test_clipping_without_a_second_pass_is_close():
+    states = []
+    for exact in (True, False):
+        training = Training(max_norm=0.1, exact_clip=exact)
+        training.guard.step(batch_of(0))
+        states.append(training.state())
+    torch.testing.assert_close(*states)
+
+
+class Slopes(nn.Module):
+    """Has given gradients."""
+
+    def __init__(self, gradients):
+        super().__init__()
+        self.gradients = gradients
+        self.weights = nn.ParameterList([torch.zeros_like(gradient) for gradient in gradients])
+
+    def forward(self, batch):
+        return sum((w * g).sum() for w, g in zip(self.weights, self.gradients, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("size", "max_norm"), [(1.0, 1e-7), (1.0, 10.0), (1.0, 51.0), (1e-3, 0.05), (1e200, 1.0)])
+def test_clipping_has_the_bits_of_pytorch(size, max_norm, dtype):
+    """Also with two groups, whose order differs from the model's, near the norm, and beyond the range of float32."""
+    if size > 1e38 and dtype is not torch.float64:
+        pytest.skip("out of range")
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(40, 40), (7,), (30, 30), (3, 3)]
+    gradients = [(torch.randn(s, generator=generator, dtype=torch.float64) * size).to(dtype) for s in shapes]
+    models = [Slopes(gradients) for _ in range(2)]
+    guarded, plain = models
+    groups = [{"params": [guarded.weights[i]]} for i in (2, 0, 3, 1)]
+    guard = torchnan.StepGuard(
+        guarded, torch.optim.SGD(groups, lr=1.0), lambda model, batch: model(batch), max_norm=max_norm
+    )
+    assert guard.step(torch.zeros(1)).applied
+    plain(None).backward()
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm)
+    torch.optim.SGD(plain.parameters(), lr=1.0).step()
+    assert_same(guarded.state_dict(), plain.state_dict())
 
 
 @pytest.mark.parametrize("returned", [lambda loss: {"loss": loss}, lambda loss: (loss, "more")])
@@ -110,8 +159,9 @@ def test_a_detached_loss_without_gradients_is_warned_of_once(runs_backward):
         for seed in range(2):
             assert training.guard.step(batch_of(seed)).applied
     warned = [
-        "torchnan: step_fn returned a detached loss, and no parameter has a gradient, so this step trains nothing. "
-        "Return the loss with its graph, or call loss.backward() in step_fn."
+        "torchnan: after backward no parameter of the optimizer has a gradient, so this step trains nothing, and "
+        "nothing is checked. Return the loss with its graph, or call loss.backward() in step_fn. Hooks that use gradients and "
+        "free them in the backward pass cannot be guarded."
     ]
     assert told == ([] if runs_backward else warned)
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from torchnan._load import _C
+from torchnan.training.guard.step.buffers import Buffers
 from torchnan.training.guard.step.step_inputs import StepInputs
 
 MASK = torch.tensor([1.0, 2.0])
@@ -92,7 +93,11 @@ WITHOUT = ("none", "a missing module", "a cycle")
 
 def saved(inputs: StepInputs) -> dict[str, torch.Tensor]:
     inputs.begin_step()
-    return inputs.buffers()
+    return inputs.buffers.of_model()
+
+
+def inputs_of(model: nn.Module) -> StepInputs:
+    return StepInputs(Buffers(model, (), None), "reference")
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -104,14 +109,14 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 @pytest.mark.parametrize("name", MODELS)
 def test_buffers_are_saved_wherever_they_come_from(name):
     model = MODELS[name]()
-    assert_same(saved(StepInputs(model, "reference")), dict(model.named_buffers()))
+    assert_same(saved(inputs_of(model)), dict(model.named_buffers()))
     assert _C.may_have_buffers(model) == (name not in WITHOUT)
 
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_buffers_that_come_and_go_are_noticed(name):
     model = MODELS[name]()
-    inputs = StepInputs(model, "reference")
+    inputs = inputs_of(model)
     assert saved(inputs) == {}
     model[1].register_buffer("late", None)
     assert saved(inputs) == {}
@@ -129,4 +134,4 @@ def test_a_half_built_model_is_an_error_of_its_own():
     model = nn.Sequential(nn.Linear(2, 2))
     del model[0]._buffers
     with pytest.raises(AttributeError, match="'Linear' object has no attribute '_buffers'"):
-        saved(StepInputs(model, "reference"))
+        saved(inputs_of(model))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchnan.distributed.agreement import Agreement, AnomalyKind
 from torchnan.training.guard.remedies.step_trials import try_on_step
 from torchnan.training.guard.remedies.trials import Trials, state_kept
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepRun
+from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.operation import Operation
 from torchnan.training.guard.step.random_state import RandomState
@@ -47,7 +49,10 @@ class Capture:
         batches: the micro-batches of the step.
         random: all random states as they were before it; ``batch_random``: before each micro-batch, ``None`` where it
             continued from the one before.
-        in_eval: names of the modules that were in evaluation mode.
+        in_eval: names of the modules that were in evaluation mode; ``frozen``: of the parameters without gradients.
+        stepped: names of the optimizer's parameters in its order; ``None`` if an older torchnan wrote the capture.
+        scale: of the loss, by a loss scaler; ``None`` without one.
+        not_held: what the step depends on and the capture does not hold: a replay may differ for that reason.
         operation: the operation at the origin with its arguments, if the replay reached it again.
         versions: of PyTorch, Python and others, where it was written.
     """
@@ -66,9 +71,14 @@ class Capture:
     operation: Operation | None
     versions: dict[str, str]
     in_eval: frozenset[str]
+    frozen: frozenset[str]
+    stepped: tuple[str, ...] | None
+    scale: float | None
+    not_held: tuple[str, ...]
 
     def restore(self, model: torch.nn.Module) -> None:
-        """Loads weights and buffers into a model, and sets its modules to training or evaluation mode.
+        """Loads weights and buffers into a model, sets its modules to training or evaluation mode, and freezes the
+        parameters that were frozen.
 
         Raises:
             CaptureError: the parameters of the model differ in name or shape from the captured ones.
@@ -78,6 +88,9 @@ class Capture:
             _fill(self.buffers, dict(model.named_buffers()), "buffer", self.ranks)
         for name, module in model.named_modules():
             module.training = _bare(name) not in self.in_eval
+        if self.stepped is not None:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(_bare(name) not in self.frozen)
 
     def replay(
         self,
@@ -103,7 +116,10 @@ class Capture:
             return self._run(forward_backward, self.batches, after_backward)
 
         original = str(self.event.get("bits", ""))
-        return replay(run, forward_backward, agreement, original=original, step=self.step)
+        replayed = replay(run, forward_backward, agreement, original=original, step=self.step)
+        if not self.not_held or replayed.same_bits:
+            return replayed
+        return dataclasses.replace(replayed, reason=f"the capture does not hold {', '.join(self.not_held)}")
 
     def try_remedies(
         self,
@@ -149,10 +165,31 @@ class Capture:
     ) -> tuple[Agreement, ForwardBackward]:
         if _C.is_disabled():
             raise OptionError("TORCHNAN=0 is set, and a replay looks for what made a NaN: unset it.")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # only provides the parameters; never steps
         agreement = Agreement()
-        limit = NormLimit(self._norm_limit())
-        return agreement, ForwardBackward(model, optimizer, step_fn, None, limit, agreement, is_oom_recoverable=False)
+        return agreement, ForwardBackward(
+            model,
+            torch.optim.SGD(self._stepped_in(model), lr=0.0),  # only provides the parameters; never steps
+            step_fn,
+            self._scaler_for(model),
+            NormLimit(self._norm_limit()),
+            agreement,
+            is_oom_recoverable=False,
+            buffers=_CapturedBuffers(model, self.buffers),
+        )
+
+    def _stepped_in(self, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Returns the parameters of a model that the optimizer stepped, in its order; all, if it is not known or had
+        others alone."""
+        named = {_bare(name): parameter for name, parameter in model.named_parameters()}
+        if self.stepped is None:
+            return list(named.values())
+        return [named[name] for name in map(_bare, self.stepped) if name in named] or list(named.values())
+
+    def _scaler_for(self, model: torch.nn.Module) -> torch.amp.GradScaler | None:
+        if self.scale is None:
+            return None
+        device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+        return torch.amp.GradScaler(device, init_scale=self.scale)
 
     def _run(
         self, forward_backward: ForwardBackward, batches: list[Any], after_backward: Callable[[], None]
@@ -213,8 +250,6 @@ def load_capture(
             decode(document[name], stored[name], types=types, map_location=map_location), expected, f"{where}['{name}']"
         )
 
-    in_eval = require_key(about, "in_eval", list, where)
-
     def random(states: Any) -> Any:
         return _fields_of(RandomState, states, f"{where}['random']")
 
@@ -233,7 +268,11 @@ def load_capture(
         batch_random=[None if one is None else random(one) for one in part("batch_random", list)],
         operation=None if operation is None else _fields_of(Operation, operation, f"{where}['operation']"),
         versions=_texts(require_key(about, "versions", dict, where), f"{where}['versions']"),
-        in_eval=frozenset(_bare(require_type(name, str, f"{where}['in_eval']")) for name in in_eval),
+        in_eval=_bare_names(about, "in_eval", where),
+        frozen=_bare_names(about, "frozen", where),
+        stepped=None if "stepped" not in about else _names(about, "stepped", where),
+        scale=_scale_in(about, where),
+        not_held=_names(about, "not_held", where),
     )
 
 
@@ -301,6 +340,44 @@ def _named_tensors(values: dict[Any, Any], where: str) -> dict[str, torch.Tensor
         if type(name) is not str or not isinstance(tensor, torch.Tensor):
             raise damaged(where, "tensors by name", list(values))
     return values
+
+
+def _names(about: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
+    names = require_type(about.get(key, []), list, f"{where}['{key}']")
+    return tuple(require_type(name, str, f"{where}['{key}']") for name in names)
+
+
+def _bare_names(about: dict[str, Any], key: str, where: str) -> frozenset[str]:
+    return frozenset(map(_bare, _names(about, key, where)))
+
+
+def _scale_in(about: dict[str, Any], where: str) -> float | None:
+    scale = about.get("scale")
+    if scale is not None and not (type(scale) is float and 0 < scale < math.inf):
+        raise damaged(f"{where}['scale']", "a finite number above 0, or null", scale)
+    return scale
+
+
+class _CapturedBuffers:
+    """The buffers of a model, which a step has made non-finite if they were captured as finite ones."""
+
+    def __init__(self, model: torch.nn.Module, captured: dict[str, torch.Tensor]) -> None:
+        self._model = model
+        self._captured = {_bare(name): tensor for name, tensor in captured.items()}
+
+    def to_check(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns the floating-point buffers as they are now, by name."""
+        return [
+            (name, shards.local(buffer))
+            for name, buffer in self._model.named_buffers()
+            if buffer.is_floating_point() and buffer.layout is torch.strided
+        ]
+
+    def spoiled(self, nonfinite: Sequence[str]) -> list[str]:
+        """Returns those of the non-finite ones that were finite before the step."""
+        before = [(name, self._captured[_bare(name)]) for name in nonfinite if _bare(name) in self._captured]
+        were = nonfinite_among(before)
+        return [name for name in nonfinite if name not in were]
 
 
 def _texts(values: dict[str, Any], where: str) -> dict[str, str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchnan.config.options import OptionError
 from torchnan.config.policy import Policy
-from torchnan.config.text import brief, type_name
+from torchnan.config.text import brief, printable, type_name
 from torchnan.training.guard.step_observer import StepMonitor
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def resolve_policy(
@@ -35,7 +38,14 @@ def disabled_policy(policy: Policy) -> Policy:
 
 
 def validate(
-    model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, load: Any, on_instability: Any
+    model: Any,
+    optimizer: Any,
+    step_fn: Any,
+    scheduler: Any,
+    policy: Policy,
+    save: Any,
+    load: Any,
+    on_instability: Any,
 ) -> None:
     """Raises for arguments that cannot be used."""
     if not isinstance(model, torch.nn.Module):
@@ -45,6 +55,12 @@ def validate(
     for name, function in (("step_fn", step_fn), ("save", save), ("load", load), ("on_instability", on_instability)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} is a {type_name(function)}: it must be callable")
+    needed = _needed_by(getattr(scheduler, "step", None))
+    if needed:
+        raise OptionError(
+            f"scheduler is a {type_name(scheduler)}, whose step() needs {needed}: the guard does not know it. Call its "
+            "step() in your program, and give also=[scheduler], so that a rollback restores it."
+        )
     if (save is None) != (load is None):
         raise OptionError("save and load belong together: one of them is missing.")
     if save is not None and policy.snapshot_folder is not None:
@@ -54,6 +70,36 @@ def validate(
             "out_of_memory='split' cannot be used with FSDP: its forward pass waits for the other ranks, so a rank "
             "that runs out of memory cannot go back alone."
         )
+
+
+def _needed_by(step: Any) -> str:
+    """Returns the first argument that a function cannot be called without; ``""`` if there is none."""
+    try:
+        parameters = inspect.signature(step).parameters.values() if step is not None else ()
+    except (TypeError, ValueError):  # built in
+        return ""
+    return next((p.name for p in parameters if p.default is p.empty and p.kind not in _VARIABLE), "")
+
+
+def by_name(also: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the further parts of the training state by name; those of a list are called ``also[0]`` and so on.
+
+    Raises:
+        TypeError: one of them is neither a module nor an object with a state.
+        OptionError: a name is taken.
+    """
+    if not isinstance(also, Sequence | Mapping) or isinstance(also, str):
+        raise TypeError(f"also is a {type_name(also)}: it takes a list of objects, or a dict of them by name")
+    parts = dict(also) if isinstance(also, Mapping) else {f"also[{i}]": part for i, part in enumerate(also)}
+    for name, part in parts.items():
+        if name in ("optimizer", "scaler", "scheduler", ""):
+            raise OptionError(f"also has the name {brief(name)}, which is taken: give another.")
+        if not all(callable(getattr(part, method, None)) for method in ("state_dict", "load_state_dict")):
+            raise TypeError(
+                f"{printable(str(name))} is a {type_name(part)}: also takes modules, optimizers and objects with "
+                "state_dict() and load_state_dict()"
+            )
+    return parts
 
 
 def validate_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> None:

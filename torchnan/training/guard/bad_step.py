@@ -20,9 +20,10 @@ from torchnan.training.guard.event import StepEvent
 from torchnan.training.guard.step import float32_rerun
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepRun
 from torchnan.training.guard.step.gradients import nonfinite_among
+from torchnan.training.guard.step.lockstep import ANOTHER_RANK
 from torchnan.training.guard.step.operation import Operation, record
 from torchnan.training.guard.step.random_state import RandomState
-from torchnan.training.guard.step.replay import ANOTHER_RANK, Replay, digest, not_replayed, replay
+from torchnan.training.guard.step.replay import Replay, digest, not_replayed, replay
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepObserver
 
@@ -94,7 +95,7 @@ class BadStepAnalyzer:
         """
         event = StepEvent(step, anomaly.kind.label, anomaly.text, anomaly.rank, anomaly.micro_batch, norm=norm)
         with detection_paused():
-            event.losses = tuple(loss.item() for loss in run.losses)
+            event.losses = tuple(run.loss_values or (loss.item() for loss in run.losses))  # type: ignore[arg-type]
         event.good_step, event.good_loss = self.good_step or None, _mean_of_real(self.good_losses)
         if anomaly.kind is AnomalyKind.OUT_OF_MEMORY:
             event.cause = "out_of_memory"
@@ -106,12 +107,14 @@ class BadStepAnalyzer:
         with self._failures.contained("checking the weights"):
             # As before the step: it has not changed parameters, and buffers were saved.
             parameters = self._forward_backward.model.named_parameters()
-            nonfinite = nonfinite_among([*parameters, *self._inputs.buffers().items()])
+            buffers = self._inputs.buffers
+            kept = [(name, saved) for name, saved in buffers.of_model().items() if not buffers.is_expected(name)]
+            nonfinite = nonfinite_among([*parameters, *kept])
         self._name_cause(event, anomaly, self._replay(event, anomaly, parts), nonfinite)
         self._rerun_in_float32(event, anomaly, parts)
         self._try_remedies(event, parts)
         self._capture(event, parts)
-        self._inputs.restore_buffers()
+        self._inputs.buffers.restore()
         after.restore()
         return event
 
@@ -122,7 +125,7 @@ class BadStepAnalyzer:
         operation = None
         with self._failures.contained("recording the operation"):
             operation = self._operation(event.finding, parts)
-        self._captures.save(event, self._forward_backward.model, self._inputs, operation)
+        self._captures.save(event, self._forward_backward, self._inputs, operation)
 
     def _replay(self, event: StepEvent, anomaly: Anomaly, parts: int) -> Replay:
         reason = ""
@@ -184,7 +187,7 @@ class BadStepAnalyzer:
         self._inputs.restore()
         self._forward_backward.optimizer.zero_grad(set_to_none=True)
         randoms = [batch.random for batch in self._inputs.batches]
-        return self._forward_backward.run(batches, parts, randoms, after_backward)
+        return self._forward_backward.run(batches, parts, randoms, after_backward, in_lockstep=True)
 
     def _operation(self, finding: Finding | None, parts: int) -> Operation | None:
         """Records the operation of a finding. All ranks run the step if any has one, because of its collectives."""

@@ -54,7 +54,7 @@ class BadStepHandler:
         self._reporter = reporter
         self._decider = Decider(policy)
         self._callback_request = CallbackRequest(on_instability, agreement, failures)
-        self._instability = InstabilityResponse(policy.instability, observer, agreement, update, reporter)
+        self._instability = InstabilityResponse(policy.instability, observer, agreement, update, reporter, failures)
 
     @property
     def parts(self) -> int:

@@ -17,7 +17,7 @@ class CallbackRequest:
 
     Args:
         on_instability: the user's callback, or ``None``.
-        agreement: agreement with the other ranks, which have a callback too: the gravest action of any rank is taken.
+        agreement: agreement with the other ranks, with or without a callback: the gravest action of any is taken.
         failures: counts exceptions of the callback, which then requests nothing.
     """
 
@@ -32,16 +32,17 @@ class CallbackRequest:
         """Returns the requested action, or ``None``. Collective.
 
         Raises:
-            OptionError: the callback returned something else.
+            OptionError: the callback of any rank returned something else.
         """
-        if self._on_instability is None:
-            return None
-        requested = None
-        with self._failures.contained("on_instability"):
-            requested = self._on_instability(event)
+        requested, failure = None, ""
+        if self._on_instability is not None:
+            with self._failures.contained("on_instability"):
+                requested = self._on_instability(event)
         if requested is not None and not one_of(*ACTIONS)(requested):
-            raise OptionError(
-                f"on_instability returned {brief(requested)}: it returns None or one of {', '.join(ACTIONS)}."
-            )
+            failure = f"on_instability returned {brief(requested)}: it returns None or one of {', '.join(ACTIONS)}."
+            requested = None
+        failure = self._agreement.first_failure(failure)
+        if failure:
+            raise OptionError(failure)
         gravest = self._agreement.all_reduce_max(0 if requested is None else ACTIONS.index(requested) + 1)
         return None if gravest == 0 else ACTIONS[gravest - 1]

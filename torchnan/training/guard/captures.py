@@ -21,6 +21,7 @@ from torchnan.distributed.agreement import Agreement
 from torchnan.training.guard.capture_plan import plan_captures
 from torchnan.training.guard.event import StepEvent
 from torchnan.training.guard.fingerprint import fingerprint
+from torchnan.training.guard.step.forward_backward import ForwardBackward
 from torchnan.training.guard.step.operation import Operation
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.storage import atomic_folder, folder_reader, rank_folders
@@ -75,7 +76,10 @@ class Captures:
         return self._agreement.all_reduce_max(int(has_room)) > 0
 
     def _captured_steps(self) -> int:
-        return 0 if self._folder is None else len(rank_folders.steps_in(self._folder))
+        if self._folder is not None:
+            with self._failures.contained("counting captures"):
+                return len(rank_folders.steps_in(self._folder))
+        return 0
 
     def note_limit(self, event: StepEvent) -> None:
         """Records in the event that :meth:`has_room` was false."""
@@ -83,10 +87,10 @@ class Captures:
             text = f"{self._folder} holds captures of {self._captured_steps()} steps (max_captures)"
             event.notes.append(f"not captured: {text}")
 
-    def save(self, event: StepEvent, model: torch.nn.Module, inputs: StepInputs, operation: Operation | None) -> None:
+    def save(self, event: StepEvent, step: ForwardBackward, inputs: StepInputs, operation: Operation | None) -> None:
         """Writes a capture, and records its folder in the event, or the reason why there is none. Collective; raises
         only an ``AgreementError``."""
-        named = self._tensors_of(event, model, inputs)
+        named = self._tensors_of(event, step.model, inputs)
         held = [self._fingerprint(tensors) for tensors in named.values()] if named else [0, 0]
         every = self._agreement.gather(held)
         ranks = [self._agreement.to_global_rank(rank) for rank in range(len(every))]
@@ -105,7 +109,7 @@ class Captures:
                 missing = [ranks[holder] for holder in holders if holder in lost]
                 if missing:
                     event.notes.append(f"not captured: rank {missing[0]}, which has the same weights, wrote none")
-                elif not self._save_own(event, model, inputs, operation, named, shared):
+                elif not self._save_own(event, step, inputs, operation, named, shared):
                     failed = 1 + self._agreement.rank
             lost.add(self._agreement.all_reduce_max(failed) - 1)  # the next ranks begin when these have written
         if self._folder is None or not plan.turns:
@@ -125,7 +129,7 @@ class Captures:
         try:
             return {
                 "weights": dict(model.named_parameters(remove_duplicate=False)),
-                "buffers": inputs.buffers(),
+                "buffers": inputs.buffers.of_model(),
             }
         except Exception as error:  # noqa: BLE001 - code of the model
             event.notes.append(f"not captured: {describe(error)}")
@@ -143,7 +147,7 @@ class Captures:
     def _save_own(
         self,
         event: StepEvent,
-        model: torch.nn.Module,
+        step: ForwardBackward,
         inputs: StepInputs,
         operation: Operation | None,
         named: dict[str, dict[str, torch.Tensor]],
@@ -156,7 +160,7 @@ class Captures:
         try:
             atomic_folder.make_option_dir("captures", self._folder)  # another process may have removed it since
             own = {name: tensors for name, tensors in named.items() if shared[name]["rank"] == rank}
-            self._write(target, {**self._metadata(event, model), "shared": shared}, own, inputs, operation)
+            self._write(target, {**self._metadata(event, step, inputs), "shared": shared}, own, inputs, operation)
         except _LimitReached as limit:
             event.notes.append(f"not captured: {limit}")
         except Exception as error:  # noqa: BLE001 - such as a full disk, or a state that cannot be stored
@@ -191,7 +195,8 @@ class Captures:
         document.update({name: written for name, (written, _) in encoded.items()})
         atomic_folder.write(target, {"capture": document}, tensors)
 
-    def _metadata(self, event: StepEvent, model: torch.nn.Module) -> dict[str, Any]:
+    def _metadata(self, event: StepEvent, step: ForwardBackward, inputs: StepInputs) -> dict[str, Any]:
+        model = step.model
         return {
             "format": folder_reader.FORMAT,
             "event": event.facts(),
@@ -200,10 +205,32 @@ class Captures:
             "ranks": self._agreement.ranks,
             "model": f"{type(model).__module__}.{type(model).__qualname__}",
             "in_eval": [name for name, module in model.named_modules() if not module.training],
+            "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
+            "stepped": [name for name, _ in step.parameters],
+            "scale": step.scale,
+            "not_held": _not_held(step, inputs),
             "policy": {name: str(value) for name, value in dataclasses.asdict(self._policy).items()},
             "versions": _versions(),
             "host": socket.gethostname(),
         }
+
+
+def _not_held(step: ForwardBackward, inputs: StepInputs) -> list[str]:
+    """Returns what the step depends on and a capture does not hold, which a replay may lack therefore."""
+    of_model = {id(parameter) for parameter in step.model.parameters()}
+    outside = [name for name, parameter in step.parameters if id(parameter) not in of_model]
+    extra = [
+        name
+        for name, module in step.model.named_modules()
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    ]
+    networks = inputs.buffers.outside()
+    told = [
+        f"parameters outside of the model ({', '.join(outside[:3])})" if outside else "",
+        f"networks outside of the model ({', '.join(networks[:3])})" if networks else "",
+        f"the extra state of modules ({', '.join(extra[:3])})" if extra else "",
+    ]
+    return list(filter(None, told))
 
 
 def _bytes_of(contents: Any) -> int:

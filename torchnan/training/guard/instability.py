@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping
 
 from torchnan.config.policy import INSTABILITY_ACTIONS, MITIGATIONS, Action
+from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.training.guard.event import StepEvent
 from torchnan.training.guard.model_update import ModelUpdate
 from torchnan.training.guard.reporter import Reporter
-from torchnan.training.guard.step_observer import StepObserver
+from torchnan.training.guard.step_observer import ObservedInstability, StepObserver
 
 
 class InstabilityResponse:
@@ -24,6 +25,7 @@ class InstabilityResponse:
         agreement: agreement with the other ranks, which have the same table.
         update: its learning rates and clipping norm are lowered.
         reporter: reports mitigations.
+        failures: counts what the observer could not do: this rank then has seen nothing.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class InstabilityResponse:
         agreement: Agreement,
         update: ModelUpdate,
         reporter: Reporter,
+        failures: Failures,
     ) -> None:
+        self._failures = failures
         self._table = table
         self._observer = observer
         self._agreement = agreement
@@ -62,7 +66,10 @@ class InstabilityResponse:
         """Chooses the action, and carries it out if it is a mitigation. Returns its reason and the rank that saw it."""
         self._action = None
         wanted, text = 0, ""
-        for instability in self._observer.new_instabilities():
+        found: list[ObservedInstability] = []
+        with self._failures.contained("looking for instabilities"):
+            found = self._observer.new_instabilities()
+        for instability in found:
             action = self._table.get(instability.kind)
             if action is not None and INSTABILITY_ACTIONS.index(action) + 1 > wanted:
                 wanted, text = INSTABILITY_ACTIONS.index(action) + 1, instability.text

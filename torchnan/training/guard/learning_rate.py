@@ -25,7 +25,7 @@ class LearningRateCut:
         self._ramp = ramp
         self._from = 1.0
         self._good = 0
-        self._uncut: list[Any] = []
+        self._uncut: list[tuple[dict[str, Any], Any, Any]] = []  # groups with the rates they have and had
         self._optimizer = optimizer
         self._hooks: list[RemovableHandle] = []  # only while there is something to multiply
         if optimizer in _cuts:
@@ -68,15 +68,24 @@ class LearningRateCut:
             self._hooks.append(self._optimizer.register_step_post_hook(self._after))
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.end_step()
         factor = self.factor
-        self._uncut = [group["lr"] for group in optimizer.param_groups] if factor != 1.0 else []
-        for group in optimizer.param_groups if self._uncut else ():
-            group["lr"] = group["lr"] * factor
+        if factor != 1.0:
+            for group in optimizer.param_groups:
+                cut = group["lr"] * factor
+                self._uncut.append((group, cut, group["lr"]))
+                group["lr"] = cut
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group, rate in zip(optimizer.param_groups, self._uncut, strict=False):
-            group["lr"] = rate
-        self._uncut = []
+        self.end_step()
+
+    def end_step(self) -> None:
+        """Gives the groups their rates back, also after a step that has raised an error. A rate that something else has
+        set since stays."""
+        while self._uncut:
+            group, cut, rate = self._uncut.pop()
+            if group["lr"] is cut:
+                group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the ramp."""

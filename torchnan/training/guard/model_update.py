@@ -13,11 +13,16 @@ from torchnan.training.guard.snapshots import Stateful
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.scaled_step import ScaledStep
 
+_ADDED = 1e-6  # by clip_grad_norm_ to the norm
+_NEARLY = 0.9  # PyTorch's norm, in the dtype of the gradients, is off by less than the rest
+_LARGEST = torch.finfo(torch.float32).max
+
 
 class ModelUpdate:
     """The optimizer, its scaler and scheduler, and what recovery changes about how they step.
 
     Args:
+        model: has the parameters in the order in which they are clipped.
         optimizer: the optimizer, without wrappers.
         scaler: a ``torch.amp.GradScaler``, or ``None``.
         scheduler: stepped after each applied step, or ``None``.
@@ -32,8 +37,15 @@ class ModelUpdate:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, scheduler: Any, policy: Policy
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        scheduler: Any,
+        policy: Policy,
     ) -> None:
+        self._model = model
+        self._is_exact = policy.exact_clip
         self.optimizer = optimizer
         self.scaled_step = ScaledStep(optimizer, scaler)
         self.norm_limit = NormLimit(policy.norm_limit, policy.norm_factor, policy.norm_window)
@@ -48,23 +60,35 @@ class ModelUpdate:
         return {name: part for name, part in parts.items() if part is not None}
 
     def clip_gradients(self, norm: float) -> None:
-        """Clips the gradients, whose norm is given."""
-        if self.clip.max_norm is not None and norm > self.clip.max_norm:
-            parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip.max_norm, torch.tensor(norm))
+        """Clips the gradients, whose norm is given. Collective if they are sharded."""
+        most = self.clip.max_norm
+        if most is None or norm + _ADDED <= (_NEARLY * most if self._is_exact else most):
+            return
+        parameters = self._in_order_of_model()
+        if self._is_exact:
+            torch.nn.utils.clip_grad_norm_(parameters, most)
+        else:
+            total = torch.tensor(norm, dtype=torch.float64 if norm > _LARGEST else torch.float32)
+            torch.nn.utils.clip_grads_with_norm_(parameters, most, total)
+
+    def _in_order_of_model(self) -> list[torch.Tensor]:
+        """Returns the optimizer's parameters in the order of ``model.parameters()``, in which programs clip them: it is
+        that of the sums in their norm."""
+        stepped = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        places = {id(parameter): place for place, parameter in enumerate(self._model.parameters())}
+        return sorted(stepped, key=lambda parameter: places.get(id(parameter), len(places)))
 
     def apply(self, norm: float) -> None:
         """Clips the gradients, whose norm is given, and steps the optimizer and the scheduler."""
         if self.clip.max_norm is not None:
             self.clip_gradients(norm)
-        self.scaled_step.step()
+        try:
+            self.scaled_step.step()
+        except BaseException:  # then no hook runs after the step
+            self.lr_cut.end_step()
+            raise
         if self._scheduler is not None:
             self._scheduler.step()
-
-    def discard_gradients(self) -> None:
-        """Drops the gradients, and the scaler's record of them."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaled_step.reset()
 
     def record_good_step(self, norm: float) -> bool:
         """Records the norm of a good step. Returns whether the ramp of the learning rate has ended with it."""

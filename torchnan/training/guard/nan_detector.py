@@ -19,7 +19,7 @@ from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.training.guard.errors import TrainingStopped
-from torchnan.training.guard.step.gradients import GradientStats, gradients_of, measure, plain_norm
+from torchnan.training.guard.step.gradients import GradientStats, gradients_of, measure_gradients, plain_norm
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.step_check import StepCheck
 
@@ -158,12 +158,12 @@ class NaNDetector:
         Raises:
             TrainingStopped, AgreementError: as :meth:`check_loss` does.
         """
-        gradients = gradients_of(model.named_parameters())
+        parameters: list[tuple[str, torch.Tensor]] = [*model.named_parameters()]
         if _C.is_disabled():
-            self._norm = plain_norm(gradients)
+            self._norm = plain_norm(gradients_of(parameters))
             return True
-        self._gradients = measure(gradients, ranks=self._agreement.ranks)
-        local = self._check.gradient_anomaly(gradients, self._gradients.nonfinite, prefix="in ")
+        self._gradients = measure_gradients(parameters, self._agreement)
+        local = self._check.tensor_anomaly(gradients_of(parameters), self._gradients.nonfinite, prefix="in ")
         worst, self._norm = self._agreement.agree_with_norm(self._gradients, local, self._norm_limit.check)
         if worst is None:
             self._norm_limit.record(self._norm)

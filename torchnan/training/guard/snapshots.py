@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
+from torchnan.training.guard.module_state import ModuleState
+from torchnan.training.guard.optimizer_state import OptimizerState, saves_itself
+from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.storage import atomic_folder, folder_reader, rank_folders
 from torchnan.training.storage.codec import decode, encode
@@ -33,34 +36,97 @@ class TrainingState:
         model: has parameters and buffers.
         parts: the optimizer, and further stateful objects by name.
         data: the position in the data, if a rollback is to restore it.
+        also: further modules, optimizers and stateful objects by name, such as an average of the model.
+        is_expected: returns whether a non-finite buffer of the model is meant to be so, such as a mask.
     """
 
     model: torch.nn.Module
     parts: dict[str, Stateful]
     data: Stateful | None = None
+    also: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_expected: Callable[[str], bool] = lambda name: False
+
+    def __post_init__(self) -> None:
+        modules = {name: part for name, part in self.also.items() if isinstance(part, torch.nn.Module)}
+        self._modules = {"": ModuleState(self.model)}
+        self._modules |= {name: ModuleState(part, f"{name}.") for name, part in modules.items()}
+        self._parts = {**self.parts, **{name: part for name, part in self.also.items() if name not in modules}}
+        self._optimizers = {
+            name: OptimizerState(cast(torch.optim.Optimizer, part), name, self._names)
+            for name, part in self._parts.items()
+            if not saves_itself(part)
+        }
+
+    def _names(self) -> dict[int, str]:
+        """Returns the names of the parameters in modules, by ``id()``."""
+        return {
+            id(parameter): f"{state.prefix}{name}"
+            for state in self._modules.values()
+            for name, parameter in state.module.named_parameters()
+        }
+
+    def not_restored(self) -> list[str]:
+        """Returns what a restore is known to leave as it is."""
+        return [text for state in self._optimizers.values() for text in state.not_restored()]
 
     def state(self) -> dict[str, Any]:
         """Returns the live state: the tensors themselves, and of distributed ones this rank's shards."""
-        weights = {name: shards.local(t.detach()) for name, t in _named_tensors(self.model)}
-        parts = {name: _local(part.state_dict()) for name, part in self.parts.items()}
-        data = None if self.data is None else self.data.state_dict()
-        return {"weights": weights, "parts": parts, "data": data, "random": dataclasses.asdict(RandomState.now())}
+        outside: dict[str, torch.Tensor] = {}
+        return {
+            "modules": {name: module.state() for name, module in self._modules.items()},
+            "optimizers": {name: optimizer.state(outside) for name, optimizer in self._optimizers.items()},
+            "outside": outside,  # parameters of optimizers that are in no module
+            "parts": {
+                name: _local(part.state_dict()) for name, part in self._parts.items() if name not in self._optimizers
+            },
+            "data": None if self.data is None else self.data.state_dict(),
+            "random": dataclasses.asdict(RandomState.now()),
+        }
+
+    def nonfinite(self) -> tuple[str, ...]:
+        """Returns the names of parameters, buffers and optimizer state with non-finite elements."""
+        named: list[tuple[str, torch.Tensor]] = []
+        for state in self._modules.values():
+            held = state.state()
+            named += [(f"{state.prefix}{name}", tensor) for name, tensor in held["parameters"].items()]
+            named += [
+                (f"{state.prefix}{name}", tensor)
+                for name, tensor in held["buffers"].items()
+                if tensor is not None and not (state.prefix == "" and self.is_expected(name))
+            ]
+        outside: dict[str, torch.Tensor] = {}
+        for name, optimizer in self._optimizers.items():
+            entries = optimizer.state(outside)["state"]
+            named += [
+                (f"state {key!r} of {parameter} in {name}", value)
+                for parameter, entry in entries.items()
+                for key, value in entry.items()
+                if isinstance(value, torch.Tensor)
+            ]
+        return nonfinite_among([*named, *outside.items()])
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores everything. Shares no memory with ``state`` afterwards."""
+        """Restores everything that existed then, and leaves what has been added since. Shares no memory with ``state``
+        afterwards.
+
+        Raises:
+            ValueError: something has another shape now, or is gone. Nothing has been written.
+        """
+        outside = state["outside"]
+        obstacles = [self._modules[name].obstacle(saved) for name, saved in state["modules"].items()]
+        obstacles += [optimizer.obstacle(outside) for optimizer in self._optimizers.values()]
+        if any(obstacles):
+            raise ValueError(f"{next(filter(None, obstacles))}: nothing has been restored")
         with detection_paused(), torch.no_grad():
-            live = dict(_named_tensors(self.model))
-            for name, saved in state["weights"].items():
-                shards.local(live[name].detach()).copy_(saved)
-            for name, part in self.parts.items():
-                _restore_part(part, state["parts"][name])
+            for name, saved in state["parts"].items():  # before what cannot fail: they run code of the user's
+                _restore_part(self._parts[name], saved)
+            for name, saved in state["modules"].items():
+                self._modules[name].restore(saved)
+            for name, saved in state["optimizers"].items():
+                self._optimizers[name].restore(saved, outside)
         if self.data is not None and state["data"] is not None:
             self.data.load_state_dict(copy.deepcopy(state["data"]))
         RandomState(**state["random"]).restore()
-
-
-def _named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _tensors_of(state: Any) -> list[torch.Tensor]:
@@ -89,33 +155,38 @@ def _restore_part(part: Stateful, saved: Any) -> None:
 
 
 class Snapshots(Protocol):
-    """A bounded number of past states."""
+    """Past states of this rank. Which of them are kept is decided by all ranks together."""
 
     @property
     def steps(self) -> list[int]:
         """Steps after which snapshots were taken, oldest first."""
 
-    def take(self, step: int) -> None:
-        """Saves the current state, and drops the oldest snapshot."""
+    def take(self, step: int, *, instead_of: int | None) -> None:
+        """Saves the current state.
+
+        Args:
+            step: the step after which it is taken.
+            instead_of: a snapshot that is dropped next, whose memory may be used; then it is gone even if this fails.
+        """
+
+    def drop(self, step: int) -> None:
+        """Removes a snapshot."""
 
     def restore(self, step: int) -> None:
-        """Restores a snapshot, and drops later ones."""
+        """Restores a snapshot."""
 
 
 class MemorySnapshots:
     """Snapshots in CPU memory. Copies from a GPU are asynchronous, to pinned memory that is reused.
 
-    Takes ``count`` times the memory of parameters, buffers and optimizer state: 12 bytes per parameter for AdamW in
-    float32.
+    Each takes the memory of parameters, buffers and optimizer state: 12 bytes per parameter for AdamW in float32.
 
     Args:
         training: what is saved.
-        count: maximum number of snapshots.
     """
 
-    def __init__(self, training: TrainingState, count: int) -> None:
+    def __init__(self, training: TrainingState) -> None:
         self._training = training
-        self._count = count
         self._saved: dict[int, Any] = {}
 
     @property
@@ -127,18 +198,19 @@ class MemorySnapshots:
         """Memory taken by the tensors in them."""
         return sum(tensor.nbytes for tensor in _tensors_of(self._saved))
 
-    def take(self, step: int) -> None:
-        spare = self._saved.pop(step, None)
-        while len(self._saved) >= self._count:
-            spare = self._saved.pop(next(iter(self._saved)))
+    def take(self, step: int, *, instead_of: int | None) -> None:
         with detection_paused(), torch.no_grad():
-            self._saved[step] = _copied(self._training.state(), spare)
+            state = self._training.state()  # may fail, as it runs code of the user's: before anything is dropped
+            spare = self._saved.pop(instead_of, None) if instead_of is not None else None
+            self._saved[step] = _copied(state, spare)
+
+    def drop(self, step: int) -> None:
+        del self._saved[step]
 
     def restore(self, step: int) -> None:
-        for device in {t.device for _, t in _named_tensors(self._training.model) if t.is_cuda}:
+        for device in {t.device for t in self._training.model.parameters() if t.is_cuda}:
             torch.cuda.synchronize(device)  # wait for the copies
         self._training.restore(self._saved[step])
-        self._saved = {taken: state for taken, state in self._saved.items() if taken <= step}
 
 
 def _copied(state: Any, spare: Any) -> Any:
@@ -165,7 +237,6 @@ class DiskSnapshots:
 
     Args:
         training: what is saved.
-        count: maximum number of snapshots.
         folder: parent folder, the same for all ranks.
         rank: rank of this process.
 
@@ -173,9 +244,8 @@ class DiskSnapshots:
         OSError: the folder cannot be made.
     """
 
-    def __init__(self, training: TrainingState, count: int, folder: Path, rank: int) -> None:
+    def __init__(self, training: TrainingState, folder: Path, rank: int) -> None:
         self._training = training
-        self._count = count
         self._folder = folder
         self._rank = rank
         atomic_folder.make_option_dir("snapshot_folder", folder)
@@ -185,7 +255,7 @@ class DiskSnapshots:
     def steps(self) -> list[int]:
         return sorted(map(rank_folders.step_of, rank_folders.folders_of(self._folder, self._rank)))
 
-    def take(self, step: int) -> None:
+    def take(self, step: int, *, instead_of: int | None) -> None:
         document, tensors = encode(self._training.state(), name="state")
         target = self._path(step)
         atomic_folder.make_option_dir("snapshot_folder", self._folder)  # another process may have removed it since
@@ -193,14 +263,13 @@ class DiskSnapshots:
             atomic_folder.remove(target)
         metadata = {"format": folder_reader.FORMAT, "step": step, "state": document}
         atomic_folder.write(target, {"snapshot": metadata}, {"snapshot": tensors})
-        for old in self.steps[: -self._count]:
-            atomic_folder.remove(self._path(old))
+
+    def drop(self, step: int) -> None:
+        atomic_folder.remove(self._path(step))
 
     def restore(self, step: int) -> None:
         documents, tensors = folder_reader.read(self._path(step))
         self._training.restore(decode(documents["snapshot"]["state"], tensors["snapshot"]))
-        for later in [taken for taken in self.steps if taken > step]:
-            atomic_folder.remove(self._path(later))
 
     def _path(self, step: int) -> Path:
         return rank_folders.folder_of(self._folder, self._rank, step)
@@ -209,21 +278,21 @@ class DiskSnapshots:
 class UserSnapshots:
     """Snapshots by the user's ``save(step)`` and ``load(step)``, such as of torch.distributed.checkpoint."""
 
-    def __init__(self, save: Callable[[int], Any], load: Callable[[int], Any], count: int) -> None:
+    def __init__(self, save: Callable[[int], Any], load: Callable[[int], Any]) -> None:
         self._save = save
         self._load = load
-        self._count = count
         self._steps: list[int] = []
 
     @property
     def steps(self) -> list[int]:
         return list(self._steps)
 
-    def take(self, step: int) -> None:
+    def take(self, step: int, *, instead_of: int | None) -> None:
         self._save(step)
-        others = [taken for taken in self._steps if taken != step]
-        self._steps = [*others, step][-self._count :]
+        self._steps.append(step)
+
+    def drop(self, step: int) -> None:
+        self._steps.remove(step)
 
     def restore(self, step: int) -> None:
         self._load(step)
-        self._steps = [taken for taken in self._steps if taken <= step]

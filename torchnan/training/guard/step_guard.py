@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from torchnan._load import _C
-from torchnan.config.policy import Action, Policy
+from torchnan.config.options import OptionError
+from torchnan.config.policy import OWN_OF_A_RANK, Action, Policy
+from torchnan.config.text import brief
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement, AgreementError, Anomaly, AnomalyKind
 from torchnan.training.guard.arguments import (
+    by_name,
     disabled_policy,
     resolve_policy,
     unwrap_optimizer,
@@ -29,6 +33,8 @@ from torchnan.training.guard.model_update import ModelUpdate
 from torchnan.training.guard.reporter import Reporter
 from torchnan.training.guard.rollback import Rollback
 from torchnan.training.guard.snapshots import Stateful, TrainingState
+from torchnan.training.guard.step.buffers import Buffers
+from torchnan.training.guard.step.early_steps import require_checked_steps
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepFunction, StepRun
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepMonitor, StepObserver
@@ -60,13 +66,18 @@ class StepGuard:
             and return the detached loss. It runs again in a replay. ``None``: only :meth:`watch` can be used, and
             nothing is replayed.
         scaler: a ``torch.amp.GradScaler``; steps that it skips to find its scale are not bad steps.
-        scheduler: stepped after each step that is applied.
+        scheduler: stepped after each step that is applied; one whose ``step()`` needs a metric, such as
+            ``ReduceLROnPlateau``, belongs into ``also``, and the program steps it.
         policy: a :class:`torchnan.recovery.Policy`, the path of a TOML file, or a dict. Default: its defaults.
         group: process group of the ranks that have to agree. Default: the default group, if there is one.
         data: the position in the data, with ``state_dict()`` and ``load_state_dict()``, such as a
             ``torchdata.StatefulDataLoader``. A rollback restores it if ``rewind_data=True``: exactly to the
             snapshot's step with :meth:`step`; one batch later for the snapshot before the first step, and with
             :meth:`watch`.
+        also: further modules, optimizers and other objects with ``state_dict()`` and ``load_state_dict()``, as a list
+            or by name, that a rollback restores too: an average of the model, a discriminator and its optimizer, a
+            scheduler that the program steps itself. Buffers of modules here are put back after a bad step, as those of
+            the model are. With :meth:`step`, networks that ``step_fn`` names in its code need not be given for that.
         save, load: the user's own ``save(step)`` and ``load(step)``, in place of snapshots in memory.
         on_instability: called with the :class:`torchnan.recovery.StepEvent` before the action is taken; may return an
             action (``"skip"``, ``"rollback"``, ``"raise"``, ``"retry"``, ``"split"``) that overrides the policy's.
@@ -76,7 +87,8 @@ class StepGuard:
         options: fields of the policy that override ``policy``: ``captures="captures", snapshot_every=50``.
 
     Raises:
-        OptionError: an option, a TOML file or a ``TORCHNAN_POLICY_...`` variable cannot be used.
+        OptionError: an option, a TOML file or a ``TORCHNAN_POLICY_...`` variable cannot be used; the optimizer
+            computes losses itself (LBFGS, SAM), or hooks step it in the backward pass.
         OSError: a folder or the log cannot be written.
 
     Example::
@@ -97,6 +109,7 @@ class StepGuard:
         policy: Policy | str | os.PathLike[str] | dict[str, Any] | None = None,
         group: dist.ProcessGroup | None = None,
         data: Stateful | None = None,
+        also: Sequence[Any] | Mapping[str, Any] = (),
         save: Callable[[int], Any] | None = None,
         load: Callable[[int], Any] | None = None,
         on_instability: Callable[[StepEvent], Action | None] | None = None,
@@ -104,7 +117,8 @@ class StepGuard:
         **options: Unpack[PolicyKeywords],
     ) -> None:
         self.policy = resolve_policy(policy, options)
-        validate(model, optimizer, step_fn, self.policy, save, load, on_instability)
+        validate(model, optimizer, step_fn, scheduler, self.policy, save, load, on_instability)
+        further = by_name(also)
         validate_monitor(monitor, self.policy, can_roll_back=save is not None)
         self._is_disabled = _C.is_disabled()
         policy = disabled_policy(self.policy) if self._is_disabled else self.policy
@@ -114,9 +128,13 @@ class StepGuard:
         self._agreement = Agreement(group)
         self._failures = Failures(let_through=AgreementError)
         self._reporter = Reporter(model, self._agreement, policy.log, self._failures)
-        self._inputs = StepInputs(model, policy.keep)  # type: ignore[arg-type]
-        self._update = ModelUpdate(self.optimizer, scaler, scheduler, policy)
-        training = TrainingState(model, self._update.stateful_parts, data if policy.rewind_data else None)
+        modules = [(name, part) for name, part in further.items() if isinstance(part, torch.nn.Module)]
+        buffers = Buffers(model, modules, step_fn)
+        self._inputs = StepInputs(buffers, policy.keep)  # type: ignore[arg-type]
+        self._update = ModelUpdate(model, self.optimizer, scaler, scheduler, policy)
+        training = TrainingState(
+            model, self._update.stateful_parts, data if policy.rewind_data else None, further, buffers.is_expected
+        )
         self._observer = StepObserver() if monitor is None else monitor.make_observer(training, self._failures)
         # What a step need not ask for is not called in each step: a small one would notice.
         self._is_observed = bool(policy.instability) or type(self._observer) is not StepObserver
@@ -130,7 +148,10 @@ class StepGuard:
             self._agreement,
             is_oom_recoverable=policy.out_of_memory == "split",
             on_loss=self._observer.add_loss if self._is_observed else None,
+            buffers=buffers,
         )
+        if not self._is_disabled:
+            require_checked_steps(self.optimizer, self._forward_backward.parameters)
         self._rollback = Rollback(policy, training, self._agreement, self._reporter.log, self._failures, save, load)
         self._analyzer = BadStepAnalyzer(
             policy, self._forward_backward, self._inputs, self._observer, self._agreement, self._failures
@@ -205,6 +226,7 @@ class StepGuard:
     def _take_snapshot_if_due(self) -> StepEvent | None:
         """Takes a snapshot if one is due. Returns an event instead if the ranks have diverged."""
         if not self._has_started:
+            self._require_same_policy()
             self._rollback.require_no_leftovers()
             self._has_started = True
         if not self._handler.is_snapshot_due(self.step_number):
@@ -216,6 +238,17 @@ class StepGuard:
         event, decision = diverged
         self._carry_out(event, decision)
         return event
+
+    def _require_same_policy(self) -> None:
+        """Raises on every rank if the ranks would not act together."""
+        fields = dataclasses.asdict(self.policy)
+        differing = self._agreement.differing({name: fields[name] for name in sorted(fields.keys() - OWN_OF_A_RANK)})
+        if differing:
+            own = ", ".join(f"{name}={brief(fields[name])}" for name in sorted(differing))
+            raise OptionError(
+                f"the ranks have different policies: on rank {self._agreement.global_rank}, {own}. Give all ranks the "
+                "same keywords, files and variables."
+            )
 
     def _save(self, batch: Any) -> None:
         if self._is_capturing:
@@ -271,10 +304,18 @@ class StepGuard:
             self.step_number += 1
             self._in_watch = self._is_manual_loop = True
             self._observer.begin_step(self.step_number)
-        if not self._is_disabled:
-            self._unchecked_steps.note_batch()
-            self._save(batch)
-        yield
+            self._forward_backward.forget_unscaled()
+            self._update.lr_cut.end_step()  # the optimizer may have failed in the last one
+        if self._is_disabled:
+            yield
+            return
+        self._unchecked_steps.note_batch()
+        self._save(batch)
+        early_steps = self._forward_backward.early_steps.refuse()
+        try:
+            yield
+        finally:
+            early_steps.remove()
 
     def ok_to_step(self, *losses: torch.Tensor) -> bool:
         """Returns whether the optimizer may step; call it after backward, before clipping.
@@ -346,8 +387,10 @@ class StepGuard:
         return not self._is_manual_loop and self._agreement.all_reduce_max(int(is_mutated)) == 0
 
     def _abandon_step(self, run: StepRun, norm: float, event: StepEvent, decision: Decision) -> StepResult:
-        self._update.discard_gradients()
-        self._inputs.restore_buffers()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not self._is_manual_loop:  # else scaler.update() may follow, which needs what was recorded
+            self._forward_backward.forget_unscaled()
+        self._inputs.buffers.restore()
         self._inputs.forget_batches()
         self._observer.end_step(skipped=True)
         self._carry_out(event, decision)
@@ -370,8 +413,7 @@ class StepGuard:
 
     def memory(self) -> dict[str, int]:
         """Returns bytes used between steps: by ``"buffers"`` saved for a replay, and by ``"snapshots"`` in memory."""
-        buffers = sum(t.numel() * t.element_size() for t in self._inputs.buffers().values())
-        return {"buffers": buffers, "snapshots": self._rollback.bytes_in_memory}
+        return {"buffers": self._inputs.buffers.bytes_in_memory(), "snapshots": self._rollback.bytes_in_memory}
 
     def close(self) -> None:
         """Restores the optimizer: ends a reduction of the learning rate."""
@@ -380,13 +422,20 @@ class StepGuard:
     # -- restarts
 
     def resume(self) -> int | None:
-        """Restores the newest snapshot in ``snapshot_folder``, as after a crash.
+        """Restores the newest snapshot in ``snapshot_folder`` that every rank has, as after a crash. Collective.
+
+        Logs on every rank which snapshots are missing on which ranks.
 
         Returns:
             The step after which it was taken; ``None`` if there is none.
+
+        Raises:
+            OptionError: the ranks have different policies.
+            TrainingStopped: no snapshot can be restored, or a rank or its device is not healthy.
         """
+        self._require_same_policy()
         self._has_started = True
-        if not self._rollback.possible:
+        if not self._rollback.find():
             return None
         self.step_number = self._rollback.restore(0)
         return self.step_number

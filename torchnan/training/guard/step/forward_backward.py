@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,8 +17,10 @@ from torchnan.detection.errors import NonFiniteError
 from torchnan.detection.introspection import clean, raised_at, unwrap
 from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
+from torchnan.training.guard.step.early_steps import EarlySteps
 from torchnan.training.guard.step.gradient_average import average
 from torchnan.training.guard.step.gradients import GradientStats, gradients_of, measure_gradients, plain_norm
+from torchnan.training.guard.step.lockstep import Lockstep
 from torchnan.training.guard.step.micro_batches import split
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.random_state import RandomState
@@ -31,6 +33,16 @@ StepFunction = Callable[[torch.nn.Module, Any], Any]
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
 _AFTER_ALL = 0xFFFF  # later than any micro-batch: the report of the rank that ran out of memory itself comes first
 _NONFINITE, _MISSING = 1, 2  # state of a rank's gradients before they are averaged
+
+
+class CheckedBuffers(Protocol):
+    """Buffers that a step may have made non-finite."""
+
+    def to_check(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns the floating-point buffers as they are now, by name."""
+
+    def spoiled(self, nonfinite: Sequence[str]) -> list[str]:
+        """Returns those of the non-finite ones that were finite before the step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +81,7 @@ class ForwardBackward:
         is_oom_recoverable: reduce gradients only after all ranks have reported that they have them, so that a rank
             that runs out of memory does not leave the others waiting.
         on_loss: called with each loss before its backward pass, unless it is ``None``.
+        buffers: the buffers to check along with the gradients; ``None`` for none.
     """
 
     def __init__(
@@ -82,6 +95,7 @@ class ForwardBackward:
         *,
         is_oom_recoverable: bool,
         on_loss: Callable[[torch.Tensor], None] | None = None,
+        buffers: CheckedBuffers | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -92,10 +106,18 @@ class ForwardBackward:
         self._check = StepCheck(agreement)
         self._reduces_itself = is_oom_recoverable and agreement.ranks > 1 and hasattr(model, "no_sync")
         self._on_loss = on_loss
+        self._buffers = buffers
         self._parameters: list[tuple[str, torch.Tensor]] = []
         self._is_checked_before_reduction = False
         self._anomaly_before_reduction: Anomaly | None = None
         self._has_warned_of_backward = False
+        self._lockstep: Lockstep | None = None
+        self.early_steps = EarlySteps(self)
+
+    @property
+    def scale(self) -> float | None:
+        """The scale of the loss; ``None`` without a scaler."""
+        return None if self._scaler is None else self._scaler.get_scale()
 
     @property
     def gradients_arrive_reduced(self) -> bool:
@@ -110,12 +132,16 @@ class ForwardBackward:
 
     @property
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """The optimizer's parameters by name; kept up to date with groups that are added to it."""
-        count = 0
+        """The optimizer's parameters by name, as they are now."""
+        known, i = self._parameters, 0
         for group in self.optimizer.param_groups:
-            count += len(group["params"])
-        if len(self._parameters) != count:
-            self._parameters = named_parameters(self.model, self.optimizer)
+            for parameter in group["params"]:
+                if i == len(known) or known[i][1] is not parameter:
+                    self._parameters = named_parameters(self.model, self.optimizer)
+                    return self._parameters
+                i += 1
+        if i < len(known):
+            self._parameters = known[:i]
         return self._parameters
 
     def run(
@@ -124,6 +150,7 @@ class ForwardBackward:
         parts: int = 1,
         randoms: Sequence[RandomState | None] = (),
         after_backward: Callable[[], None] | None = None,
+        in_lockstep: bool = False,
     ) -> StepRun:
         """Runs forward and backward, and checks the result on this rank.
 
@@ -132,20 +159,30 @@ class ForwardBackward:
             parts: number of parts that each micro-batch is split into.
             randoms: random states to restore before each micro-batch; ``None`` leaves them as they are.
             after_backward: called once all gradients are computed, before a scaler unscales them.
+            in_lockstep: before the last backward pass, in which the ranks may wait for one another, find out whether
+                all of them come to it; raise if one does not.
         """
         losses: list[torch.Tensor] = []
         if self._scaler is not None:
-            self._scaler._per_optimizer_states.pop(id(self.optimizer), None)  # left by an earlier run of the step
+            self.forget_unscaled()
+        self._lockstep = Lockstep(self._agreement) if in_lockstep and not self._reduces_itself else None
+        early_steps = self.early_steps.refuse()
         try:
             self._run_micro_batches(batches, parts, randoms, losses)
             if after_backward is not None:
                 after_backward()
             memory, micro_batch = None, 0
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+        except Exception as error:
+            if self._lockstep is not None:
+                self._lockstep.leave()
+            if not isinstance(error, MemoryError | RuntimeError) or not _is_out_of_memory(error):
+                if in_lockstep and self._reduces_itself:
+                    self._agreement.all_reduce_max(_MISSING)
                 raise
             micro_batch = len(losses)
             memory = _describe(error)  # not the error itself: its traceback references the step's tensors
+        finally:
+            early_steps.remove()
         if memory is None and self._reduces_itself:
             memory, micro_batch = self._reduce_gradients(), _AFTER_ALL
         elif memory is not None and self._reduces_itself:
@@ -155,8 +192,14 @@ class ForwardBackward:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
             anomaly = Anomaly(AnomalyKind.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
-            return StepRun(tuple(losses), anomaly, GradientStats())
+            # As if measured: the ranks that have gradients sum their norms over all ranks if those are sharded.
+            return StepRun(tuple(losses), anomaly, measure_gradients(self.parameters))
         return self.check(losses)
+
+    def forget_unscaled(self) -> None:
+        """Drops what the scaler has recorded of the gradients of an earlier run, which was not applied."""
+        if self._scaler is not None:
+            self._scaler._per_optimizer_states.pop(id(self.optimizer), None)
 
     def run_unguarded(self, batches: list[Any]) -> StepRun:
         """Runs forward and backward without checks, for ``TORCHNAN=0``."""
@@ -178,10 +221,13 @@ class ForwardBackward:
         return self.check([loss.detach() for loss in losses])
 
     def check(self, losses: list[torch.Tensor]) -> StepRun:
-        """Checks detached losses, and the gradients in one scan."""
+        """Checks detached losses, and the gradients and buffers in one scan."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
-        stats = measure_gradients(self.parameters, self._agreement)
+        buffers = [] if self._buffers is None else self._buffers.to_check()
+        stats = measure_gradients(self.parameters, self._agreement, buffers)
+        if stats.tensors == 0:
+            self._warn_of_no_gradient()
         if self._is_checked_before_reduction:
             gradient_anomaly = self._anomaly_before_reduction
             self._is_checked_before_reduction, self._anomaly_before_reduction = False, None
@@ -191,7 +237,17 @@ class ForwardBackward:
         if values is None:  # a loss may hold its value elsewhere, as DTensor does
             with detection_paused():
                 values = tuple(shards.local(loss).item() for loss in losses)
-        return StepRun(tuple(losses), self._check.loss_anomaly(values) or gradient_anomaly, stats, values)
+        anomaly = self._check.loss_anomaly(values) or gradient_anomaly
+        if stats.nonfinite_buffers and (anomaly is None or anomaly.kind > AnomalyKind.BUFFER):
+            anomaly = self._buffer_anomaly(buffers, stats.nonfinite_buffers) or anomaly
+        return StepRun(tuple(losses), anomaly, stats, values)
+
+    def _buffer_anomaly(self, buffers: Sequence[tuple[str, torch.Tensor]], nonfinite: Sequence[str]) -> Anomaly | None:
+        """Returns the anomaly of buffers that this step has made non-finite."""
+        assert self._buffers is not None
+        spoiled = self._buffers.spoiled(nonfinite)
+        prefix = f"{len(spoiled)} of {len(buffers)} buffers are not finite after the forward pass: "
+        return self._check.tensor_anomaly(buffers, spoiled, prefix=prefix, kind=AnomalyKind.BUFFER)
 
     def agree(self, run: StepRun) -> tuple[Anomaly | None, float]:
         """Returns the worst anomaly of any rank and the gradient norm. Collective."""
@@ -208,12 +264,12 @@ class ForwardBackward:
             for j, (piece, share) in enumerate(pieces, start=1):
                 is_last = i + 1 == len(batches) and j == len(pieces)
                 if is_last and not self._reduces_itself:
-                    self._run_piece(piece, share / len(batches), losses)
+                    self._run_piece(piece, share / len(batches), losses, is_last=is_last)
                 else:
                     with self._without_reduction():
-                        self._run_piece(piece, share / len(batches), losses)
+                        self._run_piece(piece, share / len(batches), losses, is_last=is_last)
 
-    def _run_piece(self, piece: Any, share: float, losses: list[torch.Tensor]) -> None:
+    def _run_piece(self, piece: Any, share: float, losses: list[torch.Tensor], *, is_last: bool) -> None:
         if self.step_fn is None:
             raise TypeError(
                 "step() needs the step function: StepGuard(model, optimizer, step_fn). Without one, use "
@@ -223,20 +279,22 @@ class ForwardBackward:
         if self._on_loss is not None:
             self._on_loss(loss)
         losses.append(loss.detach())
+        if is_last and self._lockstep is not None:
+            self._lockstep.arrive()
         if not loss.requires_grad:
-            self._warn_if_backward_did_not_run()
             return
         scaled = loss if share == 1.0 else loss * share
         (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()  # type: ignore[no-untyped-call]
 
-    def _warn_if_backward_did_not_run(self) -> None:
-        """Warns once if a detached loss comes without gradients: the step function did not run backward itself."""
-        if self._has_warned_of_backward or any(parameter.grad is not None for _, parameter in self.parameters):
+    def _warn_of_no_gradient(self) -> None:
+        """Warns once: there is nothing to check."""
+        if self._has_warned_of_backward:
             return
         self._has_warned_of_backward = True
         logger.warning(
-            "torchnan: step_fn returned a detached loss, and no parameter has a gradient, so this step trains nothing. "
-            "Return the loss with its graph, or call loss.backward() in step_fn."
+            "torchnan: after backward no parameter of the optimizer has a gradient, so this step trains nothing, and "
+            "nothing is checked. Return the loss with its graph, or call loss.backward() in step_fn. Hooks that use "
+            "gradients and free them in the backward pass cannot be guarded."
         )
 
     def _without_reduction(self) -> contextlib.AbstractContextManager[Any]:
@@ -263,7 +321,7 @@ class ForwardBackward:
         gradients = gradients_of(self.parameters)
         kind = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
         prefix = f"{len(nonfinite)} of {len(gradients)} gradients are not finite: "
-        return self._check.gradient_anomaly(gradients, nonfinite, prefix=prefix, kind=kind)
+        return self._check.tensor_anomaly(gradients, nonfinite, prefix=prefix, kind=kind)
 
 
 def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:

@@ -24,7 +24,9 @@ class GradientStats(NamedTuple):
         nonfinite: names of the tensors with non-finite elements.
         squares: for sharded tensors, the sum of squares of the finite ones, each divided by the number of ranks that
             hold the same shard, so that its sum over the ranks is the square of the global norm.
-        sharded: whether this rank may hold only a part of one of the tensors.
+        sharded: whether a rank may hold only a part of one of the tensors.
+        nonfinite_buffers: names of the buffers with non-finite elements that were scanned along with them.
+        tensors: number of tensors.
     """
 
     norm: float = 0.0
@@ -32,6 +34,8 @@ class GradientStats(NamedTuple):
     nonfinite: tuple[str, ...] = ()
     squares: float = 0.0
     sharded: bool = False
+    nonfinite_buffers: tuple[str, ...] = ()
+    tensors: int = 0
 
 
 def gradients_of(parameters: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
@@ -58,17 +62,27 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Gra
         nonfinite=tuple(name for (name, _), m in zip(named, magnitudes, strict=True) if not math.isfinite(m)),
         squares=_squares(tensors, rows, ranks) if ranks > 1 else 0.0,
         sharded=any(map(shards.is_sharded, tensors)),
+        tensors=len(named),
     )
 
 
-def measure_gradients(parameters: list[tuple[str, torch.Tensor]], agreement: Agreement | None = None) -> GradientStats:
-    """Scans the gradients of parameters like :func:`measure`; in one call if they are ordinary tensors, which this rank
-    has as a whole. Only others need the number of processes in the agreement."""
-    measured = _C.measure_gradients(parameters)
+def measure_gradients(
+    parameters: list[tuple[str, torch.Tensor]],
+    agreement: Agreement | None = None,
+    buffers: Sequence[tuple[str, torch.Tensor]] = (),
+) -> GradientStats:
+    """Scans the gradients of parameters like :func:`measure`, and buffers along with them; in one call if all of them
+    are ordinary tensors, which this rank has as a whole. Only others need the number of processes in the agreement."""
+    measured = _C.measure_gradients(parameters, list(buffers))
     if measured is None:
-        return measure(gradients_of(parameters), ranks=1 if agreement is None else agreement.ranks)
-    norms, max_abs, nonfinite = measured
-    return GradientStats(_norm_of_all(norms, max_abs), max_abs, nonfinite)
+        stats = measure(gradients_of(parameters), ranks=1 if agreement is None else agreement.ranks)
+        # By the parameters: a rank may have no gradient, and all ranks must sum their norms, or none.
+        sharded = any(shards.is_sharded(parameter) for _, parameter in parameters)
+        return stats._replace(sharded=sharded, nonfinite_buffers=measure(buffers).nonfinite)
+    norms, max_abs, nonfinite, nonfinite_buffers = measured
+    return GradientStats(
+        _norm_of_all(norms, max_abs), max_abs, nonfinite, nonfinite_buffers=nonfinite_buffers, tensors=len(norms)
+    )
 
 
 def _norm_of_all(norms: list[float], max_abs: float) -> float:

@@ -18,13 +18,12 @@ from torchnan.detection.session import detect, entered_with_new_threads
 from torchnan.distributed.agreement import Agreement
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepRun
 from torchnan.training.guard.step.gradients import gradients_of
+from torchnan.training.guard.step.lockstep import ANOTHER_RANK, OtherRankFailed
 
 Verdict = Literal["persistent", "nondeterministic", "transient"]
 
 # Runs the step once more; the argument is called after its backward pass.
 Rerun = Callable[[Callable[[], None]], StepRun]
-
-ANOTHER_RANK = "another rank cannot run it again"
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -40,7 +39,7 @@ class Replay:
         same_bits: whether losses and gradients matched the original step bit for bit, both times.
         finite_in_eager: whether a step whose origin is in a compiled region is finite without ``torch.compile``;
             ``None`` if it was not run so.
-        reason: why there is no verdict.
+        reason: why there is no verdict; with one, why the bits may differ.
     """
 
     verdict: Verdict | None
@@ -103,6 +102,8 @@ def replay(
         try:
             run, finding = _run_detected(rerun, forward_backward, step)
             failed = ""
+        except OtherRankFailed as error:
+            failed = str(error)
         except Exception as error:  # noqa: BLE001 - a failing replay must not keep the bad step from being handled
             failed = f"it raised {type(error).__name__} when run again: {error}"
         if agreement.all_reduce_max(int(bool(failed))) > 0:

@@ -6,7 +6,7 @@ import torch
 
 
 class ScaledStep:
-    """Steps an optimizer, and resets the scaler's state for steps that are not applied.
+    """Steps an optimizer, or makes its scaler skip.
 
     Args:
         optimizer: the optimizer to step.
@@ -33,8 +33,3 @@ class ScaledStep:
         assert self.scaler is not None
         for found in self.scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"].values():
             found.fill_(1.0)
-
-    def reset(self) -> None:
-        """Clears the scaler's record of unscaled gradients: they have been discarded, and no update() will follow."""
-        if self.scaler is not None:
-            self.scaler._per_optimizer_states.clear()

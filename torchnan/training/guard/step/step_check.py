@@ -1,4 +1,4 @@
-"""Checks losses and gradients for anomalies on this rank."""
+"""Checks losses, gradients and buffers for anomalies on this rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchnan.training.guard.step.gradients import describe_nonfinite
 
 
 class StepCheck:
-    """Decides whether losses and gradients are good on this rank.
+    """Decides whether losses, gradients and buffers are good on this rank.
 
     Args:
         agreement: knows this rank.
@@ -32,23 +32,23 @@ class StepCheck:
                 return Anomaly(AnomalyKind.LOSS, f"loss is {value}", i, self._agreement.global_rank)
         return None
 
-    def gradient_anomaly(
+    def tensor_anomaly(
         self,
-        gradients: Sequence[tuple[str, torch.Tensor]],
+        tensors: Sequence[tuple[str, torch.Tensor]],
         nonfinite: Sequence[str],
         *,
         prefix: str,
         kind: AnomalyKind = AnomalyKind.GRADIENT,
     ) -> Anomaly | None:
-        """Returns the anomaly of the non-finite gradients on this rank, or ``None`` if there are none.
+        """Returns the anomaly of the non-finite gradients or buffers on this rank, or ``None`` if there are none.
 
         Args:
-            gradients: all gradients, by name.
+            tensors: all of them, by name.
             nonfinite: names of the non-finite ones.
             prefix: text before their description.
             kind: the kind of the anomaly.
         """
         if not nonfinite:
             return None
-        text = f"{prefix}{describe_nonfinite(gradients, nonfinite)}"
+        text = f"{prefix}{describe_nonfinite(tensors, nonfinite)}"
         return Anomaly(kind, text, 0, self._agreement.global_rank)

@@ -1,0 +1,92 @@
+"""Refuses steps of an optimizer before the gradients have been checked: in hooks of the backward pass, say."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from torchnan.config.options import OptionError
+from torchnan.config.text import type_name
+from torchnan.training.guard.step.networks import names_in, referred_by
+
+if TYPE_CHECKING:
+    from torchnan.training.guard.step.forward_backward import ForwardBackward
+
+_ADVICE = "Let the guard step the optimizer, without such hooks."
+
+
+class EarlySteps:
+    """Notices every optimizer that is about to step parameters of the guarded one while forward and backward run.
+
+    Args:
+        step: knows the parameters.
+    """
+
+    def __init__(self, step: ForwardBackward) -> None:
+        self._step = step
+
+    def refuse(self) -> RemovableHandle:
+        """Makes such a step raise a ``RuntimeError`` before it changes anything, until the handle is removed."""
+        return register_optimizer_step_pre_hook(self._refuse)
+
+    def _refuse(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if len(args) > 1 or kwargs.get("closure") is not None:
+            return  # it runs forward and backward itself, in the closure, as Lightning does
+        own = {id(parameter): name for name, parameter in self._step.parameters}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in own:
+                    raise RuntimeError(
+                        f"torchnan: a {type_name(optimizer)} is about to step {own[id(parameter)]} before the step "
+                        f"guard has checked its gradient, so a bad step could not be kept from being applied. {_ADVICE}"
+                    )
+
+
+def require_checked_steps(optimizer: torch.optim.Optimizer, parameters: list[tuple[str, torch.Tensor]]) -> None:
+    """Raises for an optimizer whose steps cannot be checked before they are applied.
+
+    Raises:
+        OptionError: it evaluates the loss several times in a step, or parameters are stepped in the backward pass.
+    """
+    if hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step"):
+        raise OptionError(
+            f"the optimizer is a {type_name(optimizer)}, which takes two steps with two losses, as SAM does: a step "
+            "guard checks one before the optimizer steps. Use torchnan.NaNDetector in your own loop, before each."
+        )
+    if _needs_closure(optimizer):
+        raise OptionError(
+            f"the optimizer is a {type_name(optimizer)}, whose step() computes losses and gradients itself, by a "
+            "closure: a step guard checks them before the optimizer steps. Use torchnan.NaNDetector in the closure."
+        )
+    for name, parameter in parameters:
+        inner = _optimizer_in_hooks(parameter)
+        if inner is not None:
+            raise OptionError(
+                f"a hook of {name} steps a {type_name(inner)} in the backward pass, before its gradient has been "
+                f"checked, so a bad step could not be kept from being applied. {_ADVICE}"
+            )
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    try:  # of the class: a scheduler puts a function of its own into the instance
+        _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
+    except (TypeError, ValueError):  # it has none
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _optimizer_in_hooks(parameter: torch.Tensor) -> torch.optim.Optimizer | None:
+    """Returns the optimizer that a hook refers to that runs once the gradient has been accumulated."""
+    for inner in getattr(parameter, "_in_backward_optimizers", None) or ():  # _apply_optimizer_in_backward()
+        if isinstance(inner, torch.optim.Optimizer):
+            return inner
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        referred = [value for _, value in referred_by(hook, depth=3)]
+        inner = next((value for value in referred if isinstance(value, torch.optim.Optimizer)), None)
+        if inner is not None and any("step" in names_in(function) for function in (hook, *referred)):
+            return inner
+    return None
