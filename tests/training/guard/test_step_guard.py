@@ -160,8 +160,8 @@ def test_a_detached_loss_without_gradients_is_warned_of_once(runs_backward):
             assert training.guard.step(batch_of(seed)).applied
     warned = [
         "torchnan: after backward no parameter of the optimizer has a gradient, so this step trains nothing, and "
-        "nothing is checked. Return the loss with its graph, or call loss.backward() in step_fn. Hooks that use gradients and "
-        "free them in the backward pass cannot be guarded."
+        "nothing is checked. Return the loss with its graph, or call loss.backward() in step_fn. Hooks that use "
+        "gradients and free them in the backward pass cannot be guarded."
     ]
     assert told == ([] if runs_backward else warned)
 

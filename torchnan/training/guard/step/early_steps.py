@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -13,9 +14,6 @@ from torchnan.config.options import OptionError
 from torchnan.config.text import type_name
 from torchnan.training.guard.step.networks import names_in, referred_by
 
-if TYPE_CHECKING:
-    from torchnan.training.guard.step.forward_backward import ForwardBackward
-
 _ADVICE = "Let the guard step the optimizer, without such hooks."
 
 
@@ -23,11 +21,11 @@ class EarlySteps:
     """Notices every optimizer that is about to step parameters of the guarded one while forward and backward run.
 
     Args:
-        step: knows the parameters.
+        parameters: returns the parameters of the guarded optimizer by name, as they are now.
     """
 
-    def __init__(self, step: ForwardBackward) -> None:
-        self._step = step
+    def __init__(self, parameters: Callable[[], list[tuple[str, torch.Tensor]]]) -> None:
+        self._parameters = parameters
 
     def refuse(self) -> RemovableHandle:
         """Makes such a step raise a ``RuntimeError`` before it changes anything, until the handle is removed."""
@@ -36,7 +34,7 @@ class EarlySteps:
     def _refuse(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if len(args) > 1 or kwargs.get("closure") is not None:
             return  # it runs forward and backward itself, in the closure, as Lightning does
-        own = {id(parameter): name for name, parameter in self._step.parameters}
+        own = {id(parameter): name for name, parameter in self._parameters()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in own:

@@ -112,7 +112,7 @@ class ForwardBackward:
         self._anomaly_before_reduction: Anomaly | None = None
         self._has_warned_of_backward = False
         self._lockstep: Lockstep | None = None
-        self.early_steps = EarlySteps(self)
+        self.early_steps = EarlySteps(lambda: self.parameters)
 
     @property
     def scale(self) -> float | None:
