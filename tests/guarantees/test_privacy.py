@@ -138,7 +138,6 @@ LINES = {
     "snapshot": {"time", "kind", "step", "kept"},
     "no_snapshot": {"time", "kind", "step", "reason"},
     "learning_rate": {"time", "kind", "step", "lr_factor", "reason"},
-    "resume": {"time", "kind", "step", "reason"},
 }
 CAPTURE = {
     "format", "event", "report", "rank", "ranks", "model", "in_eval", "frozen", "stepped", "scale", "not_held",

@@ -334,6 +334,15 @@ def test_statistics_of_networks_that_the_step_runs_through_come_back():
     assert_same(critic.state_dict(), before)
 
 
+def test_buffers_that_get_their_shape_in_the_first_step():
+    model = nn.Sequential(nn.Linear(4, 8), nn.LazyBatchNorm1d(affine=False), nn.Linear(8, 1))
+    guard = torchnan.StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, x: m(x).square().mean())
+    assert guard.step(torch.randn(8, 4)).applied
+    before = copy.deepcopy(model.state_dict())
+    assert not guard.step(torch.full((8, 4), NAN)).applied
+    assert_same(model.state_dict(), before)
+
+
 class Adversarial:
     """Finds its networks through itself."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torchnan._load import _C
 from torchnan.detection import shards
@@ -80,7 +81,7 @@ class Buffers:
             return
         stale, targets = [], []
         for name, one in copies.items():
-            if one.live is None:
+            if one.live is None or is_lazy(one.live):  # it gets its shape in the first forward pass
                 continue
             live = shards.local(one.live).detach()
             before = self._copies.get(name)
@@ -105,7 +106,7 @@ class Buffers:
                 now = one.now()
                 if one.tensor is not None and now is not None and _alike(one.tensor, shards.local(now)):
                     shards.local(now).detach().copy_(one.tensor)
-                elif one.held_in is not None:
+                elif one.held_in is not None and (one.live is None or one.tensor is not None):
                     one.held_in[one.key] = None if one.tensor is None else one.tensor.clone()
 
     def of_model(self) -> dict[str, torch.Tensor]:
