@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +54,7 @@ def require_checked_steps(optimizer: torch.optim.Optimizer, parameters: list[tup
             f"the optimizer is a {type_name(optimizer)}, which takes two steps with two losses, as SAM does: a step "
             "guard checks one before the optimizer steps. Use torchnan.NaNDetector in your own loop, before each."
         )
-    if _needs_closure(optimizer):
+    if isinstance(optimizer, torch.optim.LBFGS):
         raise OptionError(
             f"the optimizer is a {type_name(optimizer)}, whose step() computes losses and gradients itself, by a "
             "closure: a step guard checks them before the optimizer steps. Use torchnan.NaNDetector in the closure."
@@ -67,14 +66,6 @@ def require_checked_steps(optimizer: torch.optim.Optimizer, parameters: list[tup
                 f"a hook of {name} steps a {type_name(inner)} in the backward pass, before its gradient has been "
                 f"checked, so a bad step could not be kept from being applied. {_ADVICE}"
             )
-
-
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    try:  # of the class: a scheduler puts a function of its own into the instance
-        _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
-    except (TypeError, ValueError):  # it has none
-        return False
-    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def _optimizer_in_hooks(parameter: torch.Tensor) -> torch.optim.Optimizer | None:
