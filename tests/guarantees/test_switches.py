@@ -370,7 +370,7 @@ def test_nothing_is_clamped():
         ("distributed/agreement.py", "max(length, 1)"),  # a tensor has an element
         ("distributed/agreement.py", "min(anomaly.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
         ("training/guard/decision.py", "max(0, self.budget.rollbacks_in_a_row - 1)"),  # the first goes no further
-        ("training/guard/rollback.py", "max(0, len(steps) - 1 - back)"),  # "the oldest at most"
+        ("training/guard/rollback.py", "max(1, len(self._steps) - back)"),  # "the oldest at most"
         # a window has least_rows, "of a short run at most a third of it": docs/diagnose.md says so
         ("training/diagnosis/series.py", "max(self.to_rows(thresholds.spike_window), thresholds.least_rows)"),
         ("training/diagnosis/series.py", "max(thresholds.least_rows, len(self) // 3)"),
