@@ -28,6 +28,7 @@ class Program:
         guards: it uses torchnan itself, as ``recorder.torchnan``, which is ``None`` in the plain run.
         on_device: it also runs on a device.
         ways: ``compiled``, ``eager`` (the same program with Dynamo switched off) or both.
+        generates_code: Inductor generates kernels for it, which takes long; otherwise it calls PyTorch's operators.
         reports: whether the bad variant gets a finding.
     """
 
@@ -37,6 +38,7 @@ class Program:
     guards: bool
     on_device: bool
     ways: tuple[str, ...]
+    generates_code: bool
     reports: bool
 
     @property
@@ -55,7 +57,7 @@ class Case:
 
     @property
     def known_differences(self) -> list[str]:
-        """The facets that torchnan changes today: the case may differ in these alone, and must differ."""
+        """The facets that torchnan changes today. A case that has some must differ."""
         return known_differences().get(str(self), [])
 
     def __str__(self) -> str:
@@ -72,13 +74,14 @@ def program(
     guards: bool = False,
     on_device: bool = False,
     ways: tuple[str, ...] = (COMPILED, EAGER),
+    generates_code: bool = False,
     reports: bool = True,
     into: dict[str, Program] = PROGRAMS,
 ) -> Callable[[Callable[[Recorder, bool], None]], Program]:
     """Makes a program of a function, and adds it to a list."""
 
     def add(function: Callable[[Recorder, bool], None]) -> Program:
-        made = Program(function, variants, places_detection, guards, on_device, ways, reports)
+        made = Program(function, variants, places_detection, guards, on_device, ways, generates_code, reports)
         assert made.name not in into, f"two programs have the name {made.name}"
         into[made.name] = made
         return made

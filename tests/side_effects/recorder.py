@@ -42,6 +42,10 @@ class Recorder:
         self._facts: Facts = defaultdict(list)
         self._watched: dict[str, weakref.ref[Any]] = {}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
+        """Returns the same: objects of the program that write to it may be copied."""
+        return self
+
     # -- for programs
 
     def value(self, name: str, value: Any) -> None:
@@ -98,7 +102,7 @@ class Recorder:
 
     def facts(self) -> Facts:
         """Returns what was recorded."""
-        return dict(self._facts)
+        return {facet: [without_addresses(line) for line in lines] for facet, lines in self._facts.items()}
 
 
 def _kind(thing: Any) -> str | None:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy
@@ -18,7 +19,7 @@ import torch
 
 from tests.side_effects.program import EAGER, Case, Program
 from tests.side_effects.recorder import Recorder, without_addresses
-from tests.side_effects.warm import use_quick_compiler
+from tests.side_effects.warm import ONE_THREAD, QUICK
 
 
 def run(case: Case, *, watched: bool) -> dict[str, Any]:
@@ -56,8 +57,8 @@ def run(case: Case, *, watched: bool) -> dict[str, Any]:
 
 def _prepare(case: Case) -> None:
     """Gives every run the same start."""
-    use_quick_compiler()
-    torch._dynamo.config.disable = case.way == EAGER
+    _set_defaults(torch._inductor.config, ONE_THREAD if case.program.generates_code else QUICK)
+    _set_defaults(torch._dynamo.config, {"disable": case.way == EAGER})
     if case.device == "lagging":
         import torchnan  # noqa: F401 - the device brings a scanner for it
         from tests.devices.compiler import register
@@ -67,6 +68,12 @@ def _prepare(case: Case) -> None:
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
+
+
+def _set_defaults(config: ModuleType, options: dict[str, Any]) -> None:
+    """Sets options for all threads; what a program sets holds for its thread."""
+    for name, value in options.items():
+        config._config[name].default = value
 
 
 def _warning(warning: warnings.WarningMessage) -> str:

@@ -2,7 +2,11 @@
 
 from tests.side_effects.programs import (  # noqa: F401 - a program registers itself
     checkpoints,
+    compiler,
+    guards,
+    hooks,
     lifetimes,
     locks_and_signals,
     random_numbers,
+    surroundings,
 )
