@@ -71,8 +71,9 @@ def _prepare(case: Case) -> None:
 
 
 def _set_defaults(config: ModuleType, options: dict[str, Any]) -> None:
-    """Sets options for all threads; what a program sets holds for its thread."""
+    """Sets options for this thread and for all others, whose options PyTorch keeps apart."""
     for name, value in options.items():
+        setattr(config, name, value)
         config._config[name].default = value
 
 
