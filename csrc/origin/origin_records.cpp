@@ -247,6 +247,21 @@ std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::T
   return origin;
 }
 
+namespace {
+
+// Why a finding has no numbers. It refers to an earlier step only if the reader has a finding of that step.
+std::string hint_of_repeated(const OriginRecord& earlier, bool is_checked) {
+  const int64_t step = earlier.site.step;
+  if (!earlier.reported.load()) {
+    return is_checked ? "no numbers: this call was not replayed, because its values begin where those of earlier ones do"
+                      : "no numbers: the operation is assumed, because not every call is checked";
+  }
+  return is_checked ? fmt::format("the same origin as in step {}, where the numbers were different", step)
+                    : fmt::format("assumed to be the same origin as in step {}: not every call is checked", step);
+}
+
+}  // namespace
+
 std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, DetectionSession& session, bool is_checked) {
   auto origin = std::make_shared<OriginRecord>(static_cast<const OriginFacts&>(earlier));
   origin->sequence = next_sequence++;
@@ -258,9 +273,7 @@ std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, Detec
   facts.inputs.clear();
   facts.first_index.clear();
   facts.nan = facts.posinf = facts.neginf = 0;
-  const int64_t step = earlier.site.step;
-  facts.hint = is_checked ? fmt::format("the same origin as in step {}, where the numbers were different", step)
-                          : fmt::format("assumed to be the same origin as in step {}: not every call is checked", step);
+  facts.hint = hint_of_repeated(earlier, is_checked);
   if (const Entry* entered = earlier.entry()) {
     Entry entry = *entered;
     entry.facts.step = session.step();

@@ -12,7 +12,7 @@ import torch
 
 from torchnan.detection.compiled import replay, time_limit
 
-REPLAYS_OF_ONE_CAUSE = 3  # of calls whose values begin at the same nodes; later ones have what was found first
+REPLAYS_OF_ONE_CAUSE = 3  # of calls whose values begin at the same nodes, if they were reported or are masks
 REPLAYS_OF_MODULES = 32  # of calls with the same modules or weights, in a session
 REPLAYS_IN_ALL = 512  # of a region in a session
 CHECKED_FIRST = 32  # calls in a row with one cause, each of them checked; from then on one is checked ...
@@ -168,6 +168,9 @@ class Explanations:
     def known(self, border: Border, evidence: replay.Evidence, bad: Sequence[int]) -> Explanation | None:
         """Returns the explanation of a call; ``None`` if it has to be looked for, by one more replay.
 
+        A cause that has not been reported is looked for as often as may be: its first report has to have the numbers
+        of its own call.
+
         Args:
             border: of the call.
             evidence: about its causes.
@@ -176,7 +179,8 @@ class Explanations:
         found = self._found.get((border.key, evidence.key))
         if found is None:
             return self._combined(border, evidence, bad)
-        return found if found.replays >= REPLAYS_OF_ONE_CAUSE else None
+        is_known = found.is_mask() and found.replays >= REPLAYS_OF_ONE_CAUSE
+        return found if is_known or self.is_exhausted(border.modules, evidence) else None
 
     def _combined(self, border: Border, evidence: replay.Evidence, bad: Sequence[int]) -> Explanation | None:
         """Returns the explanation of a call whose values are masks that other calls have made in other combinations."""
