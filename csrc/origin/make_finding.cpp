@@ -1,12 +1,15 @@
 #include "origin/make_finding.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "operators/op_plan.h"
 #include "origin/host_queries.h"
+#include "origin/reported_causes.h"
 #include "origin/replayed_region.h"
 #include "report/hint.h"
 #include "report/operator_name.h"
@@ -158,6 +161,14 @@ void add_line_of_writing(const OriginRecord& origin, const DetectionSession& ses
   append_to_hint(finding, what + location_of(written.file, written.line));
 }
 
+// Returns the node of a user's Function, whose `backward` a compiler has merged with other nodes into one.
+std::string node_of_function(const std::string& method) {
+  constexpr std::string_view kMethod = ".backward";
+  if (!method.ends_with(kMethod)) return std::string(kCompiledNode);
+  const std::string name = method.substr(0, method.size() - kMethod.size());
+  return name.substr(name.rfind('.') + 1) + "Backward";
+}
+
 }  // namespace
 
 bool has_own_line(const OriginRecord& origin) {
@@ -178,6 +189,9 @@ void fill_location(const Site& site, const DetectionSession& session, Finding& f
   finding.module = std::move(resolved.module);
   finding.phase = resolved.phase;
   finding.node = site.node;
+  if (site.node == kCompiledNode && !finding.backward_stack.empty()) {
+    finding.node = node_of_function(finding.backward_stack.back().function);
+  }
 }
 
 Finding make_finding(const Cause& cause, Level level, Harm harm, const DetectionSession& session) {

@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -102,6 +102,40 @@ def as_traced(frames: list[RawFrame], module_call: CodeType) -> list[RawFrame]:
     calls: list[RawFrame] = [(module_call, 0, module, -1) for module in reversed(modules)]
     called = [frame for frame in outside[:inner] if frame[2] is not None and not _is_graph(frame[2])]
     return [*traced, *calls, *called, *outside[inner:]]
+
+
+def split_at_backward(frames: list[RawFrame]) -> tuple[list[RawFrame], list[RawFrame]]:
+    """Splits a traced stack, innermost first, at the ``backward`` of an ``autograd.Function``.
+
+    Returns:
+        The frames of that method and of what it calls, none if there is no such method; and those outside of it.
+    """
+    for i in range(len(frames) - 1, -1, -1):
+        code, line, *rest = frames[i]
+        if code.co_name == "backward":
+            for name in functions_at([(code.co_filename, line, code.co_name)], ("backward",)):
+                named = code_at(code.co_filename, line, f"{name}.backward")
+                return [*frames[:i], (named, line, *rest)], frames[i + 1 :]
+    return [], frames
+
+
+def functions_at(lines: Iterable[tuple[str, int, str]], methods: Iterable[str]) -> Iterator[str]:
+    """Yields the names of the classes of ``autograd.Function`` that have one of these lines in one of these methods."""
+    pending: list[Any] = [torch.autograd.Function]
+    while pending:
+        kind = pending.pop()
+        pending.extend(kind.__subclasses__())
+        for method in methods:
+            code = getattr(getattr(kind, method), "__code__", None)
+            if code is not None and any(_is_in(code, line) for line in lines):
+                yield kind.__name__
+
+
+def _is_in(code: CodeType, line: tuple[str, int, str]) -> bool:
+    file, number, function = line
+    if (code.co_filename, code.co_name) != (file, function.rpartition(".")[2]):
+        return False
+    return code.co_firstlineno <= number <= max(number or 0 for _, _, number in code.co_lines())
 
 
 def _frames_down_to(frames: list[RawFrame], file: str, function: str) -> int:

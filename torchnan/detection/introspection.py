@@ -165,7 +165,8 @@ def resolve_site(
     # a traced backward pass has the lines of the forward pass
     if (traced := graph_code.first_frame(inside)) is not None:
         origin = _as_traced([inside[traced], *_before_function_apply(forward)])
-        return _lines(origin), _module_path(_modules(origin), session_id), "backward", []
+        inside, origin = graph_code.split_at_backward(origin)
+        return _lines(origin), _module_path(_modules(origin), session_id), "backward", _users(inside)
     if any(code.co_filename == _CHECKPOINT_FILE for code, *_ in inside):  # the forward pass, run again
         return _lines(inside), _module_path(_modules(inside) + _modules(forward), session_id), "forward", []
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
@@ -501,16 +502,15 @@ def clean(path: str) -> str:
 
 
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns the model inside a parallel wrapper."""
-    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    while issubclass(type(module), wrappers):  # not isinstance(), which would ask the module for its class
-        module = module.module  # type: ignore[assignment]
-    return module
-
-
-def _as_written(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module that ``torch.compile(module)`` wraps."""
-    return next((child for name, child in parts(module, "_modules") if name == "_orig_mod"), module)
+    """Returns the model inside parallel wrappers and ``torch.compile(model)``, in any order."""
+    parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    while True:
+        # not isinstance(), which would ask the module for its class
+        name = "module" if issubclass(type(module), parallel) else "_orig_mod"
+        inner = next((child for part, child in parts(module, "_modules") if part == name), None)
+        if inner is None:
+            return module
+        module = inner
 
 
 def _roots(modules: list[torch.nn.Module], session_id: int) -> Iterator[torch.nn.Module]:
@@ -519,7 +519,7 @@ def _roots(modules: list[torch.nn.Module], session_id: int) -> Iterator[torch.nn
     if session is not None and session.model is not None:
         yield unwrap(session.model)
     if modules:
-        yield _root_above(_as_written(unwrap(modules[-1])))
+        yield _root_above(unwrap(modules[-1]))
 
 
 def _module_and_phase(live: list[RawFrame], grad_mode: bool, session_id: int) -> tuple[str | None, str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from types import CodeType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from torchnan.detection.compiled.stack import Line, traced_lines
+from torchnan.detection.compiled.stack import traced_lines
+from torchnan.detection.graph_code import functions_at
 
 Run = Callable[..., Any]
 
@@ -33,7 +33,7 @@ def applied(node: fx.Node, bodies: Sequence[fx.GraphModule], run: Run) -> Run:
         run: runs one of them.
     """
     lines = [line for body in bodies for inner in body.graph.nodes for line in traced_lines(inner)]
-    name = next(_classes_at(lines), "Function")
+    name = next(functions_at(lines, ("forward", "backward")), "Function")
 
     def apply(fwd: fx.GraphModule, bwd: fx.GraphModule, *args: Any, **options: Any) -> Any:
         saved: list[Any] = []
@@ -54,21 +54,3 @@ def applied(node: fx.Node, bodies: Sequence[fx.GraphModule], run: Run) -> Run:
         return meta(name, (torch.autograd.Function,), members).apply(*args)
 
     return apply
-
-
-def _classes_at(lines: list[Line]) -> Iterator[str]:
-    """The names of the functions that have one of these lines in their ``forward`` or ``backward``."""
-    pending: list[Any] = [torch.autograd.Function]
-    while pending:
-        kind = pending.pop()
-        pending.extend(kind.__subclasses__())
-        for method in ("forward", "backward"):
-            code = getattr(getattr(kind, method), "__code__", None)
-            if code is not None and any(_is_in(code, line) for line in lines):
-                yield kind.__name__
-
-
-def _is_in(code: CodeType, line: Line) -> bool:
-    if (code.co_filename, code.co_name) != (line.file, line.function.rpartition(".")[2]):
-        return False
-    return code.co_firstlineno <= line.line <= max(number or 0 for _, _, number in code.co_lines())
