@@ -253,8 +253,9 @@ namespace {
 std::string hint_of_repeated(const OriginRecord& earlier, bool is_checked) {
   const int64_t step = earlier.site.step;
   if (!earlier.reported.load()) {
-    return is_checked ? "no numbers: this call was not replayed, because its values begin where those of earlier ones do"
-                      : "no numbers: the operation is assumed, because not every call is checked";
+    return is_checked
+               ? "no numbers: this call was not replayed, because its values begin where those of earlier ones do"
+               : "no numbers: the operation is assumed, because not every call is checked";
   }
   return is_checked ? fmt::format("the same origin as in step {}, where the numbers were different", step)
                     : fmt::format("assumed to be the same origin as in step {}: not every call is checked", step);

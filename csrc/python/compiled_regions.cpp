@@ -19,10 +19,12 @@
 #include "api/region_border.h"
 #include "call_sites/current_call_site.h"
 #include "detection/thread_state.h"
+#include "operators/dispatch_key.h"
 #include "operators/op_traits.h"
 #include "origin/replayed_region.h"
 #include "python/apart.h"
 #include "python/convert.h"
+#include "python/frame_walk.h"
 #include "python/kept_calls.h"
 #include "python/python_runtime.h"
 #include "python/region_call.h"
@@ -71,35 +73,31 @@ void set_provenance(const at::Tensor& tensor, const ProvenanceHandle& handle) {
   }
 }
 
-std::shared_ptr<RegionCall> begin_call(std::shared_ptr<RegionBorder> border, const py::tuple& args) {
-  if (is_replaying()) return nullptr;
-  const DetectionSession* const session = ThreadState::current().session();
-  return session == nullptr ? nullptr : std::make_shared<RegionCall>(std::move(border), args, *session);
-}
-
-// The call that this thread's last error came from, until take_failed_call(). Empty when the thread ends, because it
-// has references to Python's objects.
-thread_local std::shared_ptr<RegionCall> failed_call;
-
-std::shared_ptr<RegionCall> take_failed_call() { return std::exchange(failed_call, nullptr); }
-
-// Runs a region and checks its results; `explain(call, bad, results)` finds the origin of bad values. If the region
-// raises an error, take_failed_call() must follow.
-py::object run_region(std::shared_ptr<RegionBorder> border, const py::function& compiled, const py::function& explain,
-                      const py::tuple& args) {
-  const std::shared_ptr<RegionCall> call = begin_call(std::move(border), args);
-  if (call == nullptr) return compiled(*args);
+// Runs a region and checks its results. Python functions take part in it, and none of them is on the stack when the
+// region runs: the tracebacks of its errors are those of the program.
+//
+// `explain(call, bad, results)` finds the origin of bad values. `explain_error(call, error)` finds the values that an
+// error is about. `begin_step(args)` returns the optimizer that the region is the step of, or None;
+// `end_step(optimizer)` follows it.
+py::object run_region(std::shared_ptr<RegionBorder> border, const py::object& compiled, const py::function& explain,
+                      const py::function& explain_error, const py::object& begin_step, const py::object& end_step,
+                      const py::args& args) {
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (session == nullptr || is_replaying()) return compiled(*args);
+  const py::object optimizer = begin_step.is_none() ? py::object(py::none()) : begin_step(args);
+  const auto call = std::make_shared<RegionCall>(std::move(border), args, *session);
   py::object results;
   try {
     results = call->run(compiled, args);
-  } catch (const py::error_already_set&) {
+  } catch (py::error_already_set& error) {
     call->note_stack();
-    failed_call = call;
+    explain_error(call, error.value());
     throw;
   }
   const BadValues bad = call->check_results(results);
   if (!bad.empty()) explain(call, bad, results);
   call->record_read_by_backward(results);
+  if (!optimizer.is_none()) end_step(optimizer);
   return results;
 }
 
@@ -187,6 +185,50 @@ std::optional<ProvenanceHandle> input_provenance(const at::Tensor& tensor) {
   return ProvenanceHandle{std::move(provenance)};
 }
 
+// Returns a function that calls `check` without the interceptor's key; it returns false where the key is not in force.
+py::cpp_function check_without_key(const py::function& check) {
+  return py::cpp_function([check](const py::object& values) {
+    const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+    if (!keys.included_.has(kInterceptorKey) || keys.excluded_.has(kInterceptorKey)) return false;
+    const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
+    return check(values).cast<bool>();
+  });
+}
+
+// Returns the value of a free variable of the innermost function with this code; None if there is none.
+py::object free_variable(const py::handle& code, int index) {
+  PyObject* const cell = cell_of_free_variable(reinterpret_cast<PyCodeObject*>(code.ptr()), index);
+  if (cell == nullptr || !PyCell_Check(cell)) return py::none();
+  return py::reinterpret_steal<py::object>(PyCell_Get(cell));
+}
+
+bool is_running(PyThreadState* thread, const py::handle& code) {
+  auto frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(thread)));
+  while (frame) {
+    auto* const current = reinterpret_cast<PyFrameObject*>(frame.ptr());
+    const auto runs = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(current)));
+    if (runs.is(code)) return true;
+    frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(current)));
+  }
+  return false;
+}
+
+// Calls `change` unless a function with this code is on the stack of another thread, and returns whether it has called
+// it. No other thread runs in between: `change` must not run Python code, and the garbage collector could.
+bool call_unless_running(const py::handle& code, const py::function& change) {
+  const bool collects = PyGC_Disable() != 0;
+  const auto enable = c10::make_scope_exit([collects] {
+    if (collects) PyGC_Enable();
+  });
+  PyThreadState* const mine = PyThreadState_Get();
+  for (PyThreadState* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); thread != nullptr;
+       thread = PyThreadState_Next(thread)) {
+    if (thread != mine && is_running(thread, code)) return false;
+  }
+  change();
+  return true;
+}
+
 }  // namespace
 
 bool is_replaying() noexcept { return Apart::current() != nullptr; }
@@ -210,7 +252,8 @@ void bind_compiled_regions(py::module_& m) {
       .def_readonly("finite_calls", &RegionBorder::finite_calls)
       .def_readonly("finite_passes", &RegionBorder::finite_passes)
       .def("forget_own", [](RegionBorder& border) { border.own = py::tuple(); })
-      .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
+      .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("explain_error"), py::arg("begin_step"),
+           py::arg("end_step"));
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
       .def("begin_backward", &RegionCall::begin_backward, py::arg("gradients"))
       .def("run", &RegionCall::run, py::arg("function"), py::arg("args"))
@@ -244,7 +287,6 @@ void bind_compiled_regions(py::module_& m) {
   m.def("end_replay", [] { set_replayed_region(nullptr); });
   m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("border"), py::arg("obstacle"),
         py::arg("kernels"));
-  m.def("take_failed_call", &take_failed_call);
   m.def("capture_stack", [] { return StackTable::instance().current_stack_id(); });
   m.def("stack_frames", &stack_frames, py::arg("stack"));
   m.def("provenance_of", &provenance_of, py::arg("tensor"));
@@ -253,6 +295,9 @@ void bind_compiled_regions(py::module_& m) {
   m.def("record_copy", &record_copy, py::arg("tensor"), py::arg("copy"));
   m.def("record_fused", &record_fused, py::arg("result"), py::arg("op"));
   m.def("record_allocation", &record_allocation, py::arg("result"), py::arg("site"), py::arg("op"));
+  m.def("check_without_key", &check_without_key, py::arg("check"));
+  m.def("free_variable", &free_variable, py::arg("code"), py::arg("index"));
+  m.def("call_unless_running", &call_unless_running, py::arg("code"), py::arg("change"));
   m.def("is_comparison", [](std::string_view op) { return is_comparison(op); });
   m.def("allocates", [](std::string_view op) { return allocates(op); });
   m.def("input_provenance", &input_provenance, py::arg("tensor"));

@@ -26,6 +26,9 @@ RawFrame describe(Frame* frame) {
   PyObject* first = frame->f_code->co_argcount > 0 ? frame->f_localsplus[0] : nullptr;
   return {frame->f_code, frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT)), first};
 }
+PyObject* free_variable(Frame* frame, const PyCodeObject* code, int index) {
+  return frame->f_localsplus[code->co_nlocals + PyTuple_GET_SIZE(code->co_cellvars) + index];
+}
 
 #else  // Include/internal/pycore_frame.h
 
@@ -50,6 +53,9 @@ RawFrame describe(Frame* frame) {
   PyObject* first = code->co_argcount > 0 ? frame->localsplus[0] : nullptr;
   return {code, _PyInterpreterFrame_LASTI(frame) * static_cast<int>(sizeof(_Py_CODEUNIT)), first};
 }
+PyObject* free_variable(Frame* frame, const PyCodeObject* code, int index) {
+  return frame->localsplus[code->co_nlocalsplus - code->co_nfreevars + index];
+}
 
 #endif
 
@@ -71,5 +77,14 @@ size_t walk_frames(RawFrame* frames, size_t capacity) noexcept {
 void end_stack_here() noexcept { end = innermost(PyThreadState_Get()); }
 
 void continue_stack() noexcept { end = nullptr; }
+
+PyObject* cell_of_free_variable(const PyCodeObject* code, int index) noexcept {
+  PyThreadState* thread = PyGILState_GetThisThreadState();
+  if (thread == nullptr) return nullptr;
+  for (Frame* frame = innermost(thread); frame != nullptr; frame = caller(frame)) {
+    if (is_python_code(frame) && describe(frame).code == code) return free_variable(frame, code, index);
+  }
+  return nullptr;
+}
 
 }  // namespace torchnan

@@ -23,4 +23,8 @@ size_t walk_frames(RawFrame* frames, size_t capacity) noexcept;
 void end_stack_here() noexcept;
 void continue_stack() noexcept;
 
+// Returns the cell of a free variable of the innermost function with this code that the calling thread runs; null if
+// it runs none. `index`: of the variable in co_freevars. Borrowed: alive as long as the frame runs.
+PyObject* cell_of_free_variable(const PyCodeObject* code, int index) noexcept;
+
 }  // namespace torchnan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -212,9 +213,36 @@ def late_harm(compiler):
 
 
 def test_a_value_that_does_harm_late_has_the_step_of_the_harm():
-    finding = next(finding for finding in assert_as_eager(late_harm) if finding.level == "error")
-    assert "the same origin as in step 3" in finding.hint
-    assert finding.inputs == ()
+    eager, compiled = both(late_harm)
+    assert [facts(finding) for finding in compiled] == [facts(finding) for finding in eager]
+    finding = next(finding for finding in compiled if finding.level == "error")
+    assert (finding.hint, finding.inputs) == (eager[0].hint, eager[0].inputs)
+
+
+def repaired_then_harmful(compiler, repaired=4):
+    """The same operation makes values for one cause, which are repaired, and then for another one."""
+    divide = compiler(lambda x, y: x / y)
+    for y in [torch.zeros(3)] * repaired + [torch.full((3,), 1e-42)]:
+        made = divide(torch.ones(3), y)
+        if y[0] == 0:
+            made = torch.where(torch.isfinite(made), made, 0)
+        made.sum().item()
+
+
+def test_a_cause_that_was_not_reported_before_has_the_numbers_of_its_call():
+    (eager,), (compiled,) = both(repaired_then_harmful)
+    assert "1.00053e-42" in compiled.hint
+    numbers = [(one.hint, one.inputs, one.posinf, one.first_index) for one in (eager, compiled)]
+    assert numbers[0] == numbers[1]
+
+
+def test_a_call_that_was_not_replayed_says_that_it_has_no_numbers(monkeypatch):
+    monkeypatch.setattr(explanations, "REPLAYS_OF_MODULES", 2)
+    (finding,) = findings_of(repaired_then_harmful, torch.compile)
+    assert (finding.op, finding.inputs, finding.posinf) == ("aten::div", (), 0)
+    assert finding.hint == (
+        "no numbers: this call was not replayed, because its values begin where those of earlier ones do"
+    )
 
 
 def test_a_scaler_that_has_seen_a_value_has_not_seen_the_next():
@@ -1042,3 +1070,109 @@ def test_the_body_of_a_loop_is_not_a_module():
         torch.compile(Newton())(torch.zeros(2), torch.zeros(2)).sum().item()
     assert session.first.op == "aten::div"
     assert "body" not in (session.first.module or "")
+
+
+# -- functions and modules of the program
+
+
+class NormalizedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / gradient.norm(dim=-1, keepdim=True)
+
+
+class SavedInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient / (x - x)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("function", [NormalizedGradient, SavedInput])
+def test_a_function_of_the_program_is_named_alike_with_every_backend(function, backend):
+    def program(compiler):
+        w = torch.ones(4, requires_grad=True)
+        loss_of = compiler(lambda x, w: (function.apply(x * w) * torch.tensor([[1.0], [0.0]])).sum())
+        loss_of(torch.ones(2, 4), w).backward()
+        w.grad.sum().item()
+
+    (eager,), (compiled,) = (
+        findings_of(program, compiler)
+        for compiler in (lambda function: function, lambda function: torch.compile(function, backend=backend))
+    )
+    assert facts(compiled) == facts(eager)
+    assert compiled.node == f"{function.__name__}Backward"
+
+
+class Pool(nn.Module):
+    def forward(self, x):
+        return x / (x - x)
+
+
+class PoolingNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out, self.pool = nn.Linear(3, 3), Pool()
+
+    def forward(self, x):
+        return self.pool(self.out(x)).sum()
+
+
+def compiled_by_aot_eager(module):
+    return torch.compile(module, backend="aot_eager")
+
+
+@pytest.mark.parametrize("wrappers", [(0,), (0, 1), (1, 0), (1,)], ids=["ddp", "ddp-compile", "compile-ddp", "compile"])
+def test_a_module_has_the_same_name_in_every_order_of_wrappers(wrappers):
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = PoolingNet()
+        for number in wrappers:
+            model = (nn.parallel.DistributedDataParallel, compiled_by_aot_eager)[number](model)
+        with torchnan.detect(action="log") as session:
+            model(torch.ones(2, 3)).item()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [finding.module for finding in session.findings] == ["pool"]
+
+
+# -- errors
+
+
+def frames_of(error):
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback.tb_frame.f_code.co_name)
+        traceback = traceback.tb_next
+    return frames
+
+
+@torch.compile
+def refused(x):
+    return torch.linalg.cholesky(x.log())
+
+
+def error_of(value):
+    with pytest.raises(torch.linalg.LinAlgError) as raised:
+        refused(torch.full((2, 2), value))
+    return raised.value
+
+
+def test_an_error_in_a_region_has_the_traceback_of_the_program():
+    _, plain = error_of(-1.0), error_of(-1.0)  # the first call compiles
+    torch._dynamo.reset()
+    with torchnan.detect(action="log"):
+        _, watched = error_of(-1.0), error_of(-1.0)
+    assert frames_of(watched) == frames_of(plain)
+    assert copy.deepcopy(watched).args == watched.args

@@ -111,11 +111,11 @@ def split_at_backward(frames: list[RawFrame]) -> tuple[list[RawFrame], list[RawF
         The frames of that method and of what it calls, none if there is no such method; and those outside of it.
     """
     for i in range(len(frames) - 1, -1, -1):
-        code, line, *rest = frames[i]
+        code, line, module, instruction = frames[i]
         if code.co_name == "backward":
             for name in functions_at([(code.co_filename, line, code.co_name)], ("backward",)):
                 named = code_at(code.co_filename, line, f"{name}.backward")
-                return [*frames[:i], (named, line, *rest)], frames[i + 1 :]
+                return [*frames[:i], (named, line, module, instruction)], frames[i + 1 :]
     return [], frames
 
 

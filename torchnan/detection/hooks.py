@@ -14,6 +14,7 @@ from torchnan._load import _C
 from torchnan.detection import communication, handover, memory_hooks, optimizer_hooks, proved_step
 from torchnan.detection.compiled import ahead_of_time, compilation, package, torch_internals
 from torchnan.detection.compiled import backend as compiled_backend
+from torchnan.detection.compiled.guards import Twins, without_twins
 from torchnan.detection.containment import contained
 from torchnan.detection.memory_hooks import Hook
 from torchnan.detection.replacement import replace
@@ -88,6 +89,12 @@ def _follow_dynamo(entry: tuple[Any, str], guards: list[tuple[Any, str]]) -> Non
     global _follows_dynamo
     _follows_dynamo = True
     _undo.append(replace(*entry, compilation.compiling))
+    twins = Twins()
+    _undo.append(replace(*torch_internals.compiler_of_functions(), twins.compiling))
+    _undo.append(replace(*torch_internals.reasons_of_recompilation(), ahead_of_time.unwatched))
+    _undo.append(replace(*torch_internals.list_of_package_entries(), without_twins))
+    _undo.append(twins.remove)
+    twins.add_known()
     for holder, name in guards:
         _undo.append(replace(holder, name, ahead_of_time.unwatched))
     _undo.append(replace(torch_internals.ahead_of_time_class(), "__call__", ahead_of_time.checking))

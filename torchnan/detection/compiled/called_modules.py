@@ -76,23 +76,26 @@ def modules_of(traced: torch.fx.GraphModule) -> dict[str, TracedModule]:
     return {key: TracedModule(weakref.ref(module), type(module), path_of(paths[key])) for key, module in modules}
 
 
-def sources_of(traced: torch.fx.GraphModule) -> list[Source]:
-    """Returns the parameters and buffers among the arguments of a graph, as Dynamo has traced it."""
-    names = enumerate(_names_of_arguments(traced))
-    return [Source(i, path_of(name)) for i, name in names if "._parameters[" in name or "._buffers[" in name]
+def sources_among(names: Sequence[str]) -> list[Source]:
+    """Returns the parameters and buffers among the arguments of a graph, by Dynamo's names for the arguments."""
+    found = ((i, name) for i, name in enumerate(names) if "._parameters[" in name or "._buffers[" in name)
+    return [Source(i, path_of(name)) for i, name in found]
 
 
-def gradient_of_optimizer(traced: torch.fx.GraphModule) -> Gradient | None:
+def gradient_of_optimizer(names: Sequence[str]) -> Gradient | None:
     """Returns one of the gradients of an optimizer's parameters among the arguments of a graph.
 
-    Returns ``None`` for a graph that is not the step of an optimizer. The graph is as Dynamo has traced it.
+    Returns ``None`` for a graph that is not the step of an optimizer.
+
+    Args:
+        names: Dynamo's names for the arguments.
     """
-    matches = ((i, _GRADIENT.search(name)) for i, name in enumerate(_names_of_arguments(traced)))
+    matches = ((i, _GRADIENT.search(name)) for i, name in enumerate(names))
     return next((Gradient(i, int(match[1]), int(match[2])) for i, match in matches if match is not None), None)
 
 
-def _names_of_arguments(traced: torch.fx.GraphModule) -> list[str]:
-    """Returns Dynamo's names for the arguments of a graph; empty if they are unknown."""
+def names_of_arguments(traced: torch.fx.GraphModule) -> list[str]:
+    """Returns Dynamo's names for the arguments of a graph while it is compiled; empty if they are unknown."""
     sources = (getattr(node.meta.get("grapharg"), "source", None) for node in traced.graph.find_nodes(op="placeholder"))
     names = (getattr(source, "name", "") for source in sources)
     return [str(name() if callable(name) else name) for name in names]

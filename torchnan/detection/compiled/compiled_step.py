@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,31 +15,28 @@ from torchnan.detection.compiled.called_modules import Gradient
 from torchnan.detection.containment import contained
 
 
-def checked(call: Callable[..., Any], gradient: Gradient) -> Callable[..., Any]:
-    """Returns the function that runs the region of a step between the checks of its optimizer.
+def checks(gradient: Gradient) -> tuple[Callable[[Sequence[Any]], Optimizer | None], Callable[[Optimizer], None]]:
+    """Returns the functions that run before and after the region of a step.
+
+    The first checks what the optimizer is about to use, and returns the optimizer; ``None`` if it is not found. The
+    second is given the optimizer, and checks what the step has left.
 
     Args:
-        call: runs the region.
-        gradient: one of those that it is given.
+        gradient: one of those that the region is given.
     """
     known: list[Callable[[], Optimizer | None]] = []
 
-    def step(*args: Any) -> Any:
-        if _C.current_session() is None or _C.is_replaying():
-            return call(*args)
+    def begin(args: Sequence[Any]) -> Optimizer | None:
         optimizer = known[0]() if known else None
         with contained("finding the optimizer of a compiled step"):
             if not known:  # the region is that of one optimizer: its parameters are a part of it
                 optimizer = _optimizer_with(gradient, args[gradient.argument])
                 known.append(weakref.ref(optimizer) if optimizer is not None else lambda: None)
-        if optimizer is None:
-            return call(*args)
-        optimizer_hooks.before_compiled_step(optimizer)
-        results = call(*args)
-        optimizer_hooks.after_compiled_step(optimizer)
-        return results
+        if optimizer is not None:
+            optimizer_hooks.before_compiled_step(optimizer)
+        return optimizer
 
-    return step
+    return begin, optimizer_hooks.after_compiled_step
 
 
 def _optimizer_with(gradient: Gradient, value: torch.Tensor) -> Optimizer | None:

@@ -34,6 +34,7 @@ from torchnan.detection.errors import may_be_of_nonfinite
 
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
 _REGION = "_torchnan_region"  # an attribute of the backward function of such a node
+_VALUES = "_torchnan_values"  # of an error: the session reports those that exist when it ends
 
 Bad = list[tuple[int, int]]  # index of a non-finite value among those that were checked, and the bits of its kinds
 
@@ -106,21 +107,11 @@ class Region:
         self._probe: Probe | None = None
 
     def checked(self) -> Callable[..., Any]:
-        """Returns the function that runs the region and checks its results."""
-        run, compiled = self.border.run, self.compiled
+        """Returns a function that runs the region and checks its results. It has no frame on the stack."""
         explain: Any = torch.compiler.disable(self._explain_results)  # type: ignore[no-untyped-call]
-        values_of_error = self._values_of_error
-
-        def call(*args: Any) -> Any:
-            try:
-                return run(compiled, explain, args)
-            except BaseException as error:
-                failed = values_of_error(_C.take_failed_call(), error)  # noqa: F841 - alive as long as the traceback is
-                raise
-
         gradient = None if self.traced is None else self.traced.optimizer_gradient
-        if gradient is not None:
-            call = compiled_step.checked(call, gradient)
+        step = (None, None) if gradient is None else compiled_step.checks(gradient)
+        call = functools.partial(self.border.run, self.compiled, explain, self._explain_error, *step)
         call.__torchnan_region__ = self  # type: ignore[attr-defined]
         return call
 
@@ -149,18 +140,17 @@ class Region:
         with _apart_from_handlers("following a compiled region into its backward pass"):
             self._explain(call, bad, gradients, _tangents(call, tangents))
 
-    def _values_of_error(self, call: Any, error: BaseException) -> list[torch.Tensor]:
-        """Returns the non-finite values that an error of a call may be about, with their provenance."""
+    def _explain_error(self, call: Any, error: BaseException) -> None:
+        """Finds the non-finite values that an error of a call may be about, with their provenance."""
         session = _C.current_session()
-        if call is None or session is None or not may_be_of_nonfinite(error):
-            return []
+        if session is None or not may_be_of_nonfinite(error):
+            return
         with _apart_from_handlers("following a compiled region that raised an error"):
             explanations = self._known.setdefault(session, Explanations())
             if not call.obstacle and not explanations.obstacle and not explanations.is_exhausted(None):
                 explanations.count_replay(None)
                 with explanations.limiting_time(session.max_explanation_seconds):
-                    return replay.find_before_error(self._recorded(call))
-        return []
+                    error.__dict__[_VALUES] = _ValuesOfError(replay.find_before_error(self._recorded(call)))
 
     def _explain_late(
         self, call: Any, bad: Bad, values: Sequence[Any], gradients: list[torch.Tensor | None] | None
@@ -318,6 +308,16 @@ def _apart_from_handlers(part: str) -> Iterator[None]:
     """Contains failures of torchnan; the signal handlers of the program run after the block."""
     with signal_handlers.deferred(), contained(part):
         yield
+
+
+class _ValuesOfError:
+    """The values that an error is about, which exist as long as the error does. They are not pickled with it."""
+
+    def __init__(self, values: list[torch.Tensor]) -> None:
+        self._values = values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, ()
 
 
 def _weakly(region: Region, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
+import inspect
 import logging
 import re
 import sys
@@ -32,6 +34,16 @@ _NAMES = (
     "torch._C._aoti.AOTIModelPackageLoader.load_constants",
     "torch._inductor.aot_compile",
     "torch.export.ExportedProgram.module",
+    "torch._C._dynamo.eval_frame._debug_get_cache_entry_list",
+    "torch._C._dynamo.eval_frame._debug_get_precompile_entries",
+    "torch._C._dynamo.eval_frame._load_precompile_entry",
+    "torch._C._dynamo.eval_frame._reset_precompile_entries",
+    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
+    "torch._dynamo.convert_frame.input_codes",
+    "torch._dynamo.eval_frame._stance",
+    "torch._dynamo.guards.get_and_maybe_log_recompilation_reasons",
+    "torch._dynamo.guards.GuardManagerWrapper",
+    "torch._dynamo.utils.CleanupManager.instance",
     "torch._dynamo.aot_compile.aot_compile_fullgraph",
     "torch._dynamo.aot_compile.AOTCompiledFunction.__post_init__",
     "torch._dynamo.aot_compile.AOTCompiledFunction.guard_check",
@@ -62,6 +74,7 @@ _PASSES = (  # of the program, in torch._inductor.config
     "_pre_fusion_custom_pass",
     "_post_fusion_custom_pass",
 )
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")  # of the arguments of a graph
 _UNPACKED = re.compile(r"^ *(\S.*) = args$", re.MULTILINE)
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 
@@ -296,6 +309,12 @@ def skip_in_dynamo(function: Any) -> None:
     skip_code(function.__code__)
 
 
+def undisabled(function: Any) -> Any:
+    """Returns the function that ``torch.compiler.disable()`` has wrapped, or else the function itself."""
+    is_wrapper = getattr(function, "_torchdynamo_disable", False)
+    return getattr(function, "_torchdynamo_orig_callable", function) if is_wrapper else function
+
+
 def runs_compiled_autograd() -> bool:
     """Whether a backward pass that compiled autograd has traced runs, or is compiled to be run."""
     from torch._dynamo import compiled_autograd
@@ -310,10 +329,148 @@ def site_of_traced_function() -> Line:
     fields = getattr(environment, "co_fields", None)
     if not fields:
         return Line("", 0, "")
-    name, line = str(fields["co_name"]), int(fields["co_firstlineno"])
+    return _site(str(fields["co_filename"]), int(fields["co_firstlineno"]), str(fields["co_name"]))
+
+
+def site_of(code: types.CodeType) -> Line:
+    """Returns the function that Dynamo has compiled."""
+    return _site(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def _site(file: str, line: int, name: str) -> Line:
     if resumed := _RESUMED.match(name):
-        name, line = resumed[1], int(resumed[2])
-    return Line(str(fields["co_filename"]), line, name)
+        return Line(file, int(resumed[2]), resumed[1])
+    return Line(file, line, name)
+
+
+def graph_functions(compiled: types.CodeType) -> list[tuple[dict[str, Any], str]]:
+    """Returns the global variables that hold the functions of the graphs which compiled code calls: scope and name."""
+    from torch._dynamo.utils import CleanupManager
+
+    installed = CleanupManager.instance.get(compiled, [])
+    return [(one.scope, one.name) for one in installed if one.name.startswith("__compiled_fn")]
+
+
+def traced_graph(compiled: Any) -> torch.fx.GraphModule | None:
+    """Returns the graph, as Dynamo has traced it, of a function that AOTAutograd has made of it."""
+    graph = getattr(getattr(compiled, "zero_grad", None), "__self__", None)
+    return graph if isinstance(graph, torch.fx.GraphModule) else None
+
+
+def is_backward_pass(code: types.CodeType) -> bool:
+    """Whether a function is a backward pass that compiled autograd has traced."""
+    return code.co_varnames[:5] == ("self", "inputs", "sizes", "scalars", "hooks")
+
+
+def names_of_arguments(graph: torch.fx.GraphModule, guards: Any) -> list[str]:
+    """Returns Dynamo's names for the arguments of a graph that it has compiled; empty for those without guards."""
+    names: dict[str, str] = {}
+    pending = [guards.root]
+    while pending:
+        manager = pending.pop()
+        source = manager.get_source()
+        names[_NOT_IN_NAMES.sub("_", source)] = source
+        pending.extend(manager.get_child_managers())
+    return [names.get(str(node.target), "") for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def compiled_functions() -> list[types.CodeType]:
+    """Returns the code of all functions that Dynamo has been asked to compile."""
+    from torch._dynamo.convert_frame import input_codes
+
+    return [code for known in list(input_codes.seen) if (code := known()) is not None]
+
+
+def compiler_of_functions() -> tuple[Any, str]:
+    """Returns the function that Dynamo calls for a function without code for a call, and its holder."""
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+
+    return CatchErrorsWrapper, "__call__"
+
+
+def reasons_of_recompilation() -> tuple[Any, str]:
+    """Returns the function that checks guards again to say why they failed, and its holder."""
+    return sys.modules["torch._dynamo.guards"], "get_and_maybe_log_recompilation_reasons"
+
+
+def list_of_package_entries() -> tuple[Any, str]:
+    """Returns the function that lists the entries of packages of compiled code, and its holder."""
+    return torch._C._dynamo.eval_frame, "_debug_get_precompile_entries"
+
+
+def cache_entries(code: types.CodeType) -> list[Any]:
+    """Returns Dynamo's compiled code for a function, the one that it prefers first."""
+    return list(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
+
+
+def scope_of(entry: Any) -> int:
+    """Returns the scope of compiled code, see :func:`current_scope`."""
+    return int(getattr(entry, "isolate_recompiles_id", -1))
+
+
+def current_scope() -> int:
+    """Returns which ``torch.compile(..., isolate_recompiles=True)`` runs on this thread: its code is apart; else -1."""
+    current = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_isolate_recompiles_id", None)
+    return -1 if current is None else int(current())
+
+
+def package_entries(code: types.CodeType) -> list[Any]:
+    """Returns the entries for a function that packages of compiled code have, and that Dynamo looks at first."""
+    return list(inspect.unwrap(torch._C._dynamo.eval_frame._debug_get_precompile_entries)(code))
+
+
+def add_package_entry(code: types.CodeType, check: Any, compiled: types.CodeType) -> Any:
+    """Adds an entry for a function, and returns its ``guard_manager``.
+
+    Args:
+        code: of the function.
+        check: whether the entry is to be used for a call, given its local variables.
+        compiled: the code to run.
+    """
+    from torch._dynamo.guards import GuardManagerWrapper
+
+    guards = GuardManagerWrapper()
+    guards.root.add_lambda_guard(check, ["torchnan"], None)
+    torch._C._dynamo.eval_frame._load_precompile_entry(code, guards, compiled)
+    return guards
+
+
+def remove_package_entries(code: types.CodeType) -> None:
+    """Removes all such entries of a function, unless another thread runs compiled code and may be looking at them."""
+    kept = [entry.guard_manager for entry in package_entries(code)]  # so that no destructor runs
+    remove = functools.partial(torch._C._dynamo.eval_frame._reset_precompile_entries, code)
+    _C.call_unless_running(_callback_of_compiled()[0], remove)
+    kept.clear()
+
+
+@functools.cache
+def _callback_of_compiled() -> tuple[types.CodeType, int]:
+    """Returns the code of the function that runs a compiled one in its place, and the index of its free variable that
+    Dynamo calls to compile."""
+    from torch._dynamo.eval_frame import _TorchDynamoContext
+
+    codes = (one for one in _TorchDynamoContext.__call__.__code__.co_consts if isinstance(one, types.CodeType))
+    around = next(one for one in codes if "callback" in one.co_freevars)
+    return around, around.co_freevars.index("callback")
+
+
+def backend_of(callback: Any) -> Any:
+    """Returns the backend of what Dynamo calls for a function that it is to compile."""
+    while (inner := getattr(callback, "_torchdynamo_orig_backend", None)) is not None:
+        callback = inner
+    return callback
+
+
+def is_compiling_with(backend: Any) -> bool:
+    """Whether Dynamo, which looks for code to run on this thread, may use code of a backend."""
+    from torch._dynamo import eval_frame
+
+    callback, stance = _C.free_variable(*_callback_of_compiled()), eval_frame._stance
+    if callback is False or callback is None or stance.stance == "eager_on_recompile":
+        return True
+    is_forced = stance.stance == "default" and stance.backend is not None
+    current = eval_frame.get_compiler_fn(stance.backend) if is_forced else backend_of(callback)
+    return bool(current is backend or current == backend)
 
 
 def traced_code() -> list[types.CodeType]:

@@ -1,0 +1,136 @@
+"""Hides detection from Dynamo's guards, which compare the dispatch keys of a thread with those at compilation.
+
+All code is compiled without the key of detection, as in the plain program. As long as a session is open, each code has
+a *twin* among the entries that PyTorch keeps for packages of compiled code: Dynamo looks there first, and counts them
+nowhere. A twin has the same code, and checks the same guards without the key.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from torchnan._load import _C
+from torchnan.detection.compiled import earlier_regions, torch_internals
+from torchnan.detection.containment import contained
+from torchnan.detection.pause import detection_paused
+
+_CHECK = "_torchnan_check"  # an attribute of the guards of a twin: what checks them
+
+
+class _Check:
+    """Checks the guards of a twin.
+
+    Args:
+        guards: of the code, which Dynamo owns.
+        compiled: the code.
+        backend: that compiled the code.
+        scope: of the code, see :func:`torch_internals.current_scope`.
+        later: of all twins that a code object has got in this session, in their order. Dynamo prefers the newest entry.
+    """
+
+    def __init__(self, guards: Any, compiled: CodeType, backend: Any, scope: int, later: list[_Check]) -> None:
+        self._guards = weakref.ref(guards, functools.partial(_release, weakref.ref(compiled)))
+        self._backend, self._scope = backend, scope
+        self._later = later
+        self._next = len(later) + 1
+
+    def is_of(self, guards: Any) -> bool:
+        """Whether these are the guards of the code."""
+        return self._guards() is guards
+
+    def matches(self, values: dict[str, Any]) -> bool:
+        """Whether the code fits a call, without the key of detection.
+
+        Args:
+            values: the local variables of the call.
+        """
+        guards = self._guards()
+        if guards is None or guards.extra_state is None:  # Dynamo has discarded the code
+            return False
+        if self._scope >= 0 and self._scope != torch_internals.current_scope():
+            return False
+        return bool(guards.root.check(values)) and torch_internals.is_compiling_with(self._backend)
+
+    def is_first(self, values: dict[str, Any]) -> bool:
+        """Whether a call uses the twin: it fits, and no newer one does."""
+        later = self._later
+        return self.matches(values) and not any(later[i].matches(values) for i in range(self._next, len(later)))
+
+
+class Twins:
+    """The twins of all code, until they are removed."""
+
+    def __init__(self) -> None:
+        self._codes: dict[int, weakref.ref[CodeType]] = {}
+        self._later: dict[int, list[_Check]] = {}
+
+    def add_known(self) -> None:
+        """Adds twins for all code that was compiled before."""
+        for code in torch_internals.compiled_functions():
+            for entry in reversed(torch_internals.cache_entries(code)):  # oldest first
+                with contained("using code that was compiled before"):
+                    if earlier_regions.follow(code, entry.code, entry.guard_manager):
+                        self._add(code, entry.guard_manager, entry.code, entry.backend, torch_internals.scope_of(entry))
+        earlier_regions.remember_names()
+
+    def compiling(self, compile_frame: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps what compiles a function: without the key of detection, and with a twin for the new code."""
+
+        @functools.wraps(compile_frame)
+        def compile_unwatched(callback: Any, frame: Any, *args: Any, **options: Any) -> Any:
+            with detection_paused():
+                result = compile_frame(callback, frame, *args, **options)
+            guarded = result.guarded_code
+            if guarded is not None:
+                with contained("using compiled code"):
+                    backend = torch_internals.backend_of(callback)
+                    scope = torch_internals.current_scope()
+                    self._add(frame.f_code, guarded.guard_manager, guarded.code, backend, scope)
+            return result
+
+        return compile_unwatched
+
+    def _add(self, code: CodeType, guards: Any, compiled: CodeType, backend: Any, scope: int) -> None:
+        self._codes[id(code)] = weakref.ref(code)
+        present = [getattr(entry.guard_manager, _CHECK, None) for entry in torch_internals.package_entries(code)]
+        if any(check is not None and check.is_of(guards) for check in present):  # it could not be removed
+            return
+        later = self._later.setdefault(id(code), [])
+        check = _Check(guards, compiled, backend, scope, later)
+        entry = torch_internals.add_package_entry(code, _C.check_without_key(check.is_first), compiled)
+        setattr(entry, _CHECK, check)
+        later.append(check)
+
+    def remove(self) -> None:
+        """Removes all twins, unless another thread may be looking at them: then they stay, and fit no call."""
+        earlier_regions.restore()
+        for reference in self._codes.values():
+            code = reference()
+            if code is None:
+                continue
+            if all(hasattr(entry.guard_manager, _CHECK) for entry in torch_internals.package_entries(code)):
+                torch_internals.remove_package_entries(code)  # none is of the program
+        self._codes.clear()
+        self._later.clear()
+
+
+def _release(compiled: weakref.ref[CodeType], _: Any) -> None:
+    """Releases the graphs of code that Dynamo has discarded, with their tensors: a twin keeps the code itself."""
+    code = compiled()
+    if code is not None and sys.getrefcount(code) <= 3:  # the twin, the variable and the argument: no frame runs it
+        earlier_regions.release(torch_internals.graph_functions(code))
+
+
+def without_twins(list_entries: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function that lists the entries of packages, for messages to the program."""
+
+    @functools.wraps(list_entries)
+    def list_others(code: CodeType) -> list[Any]:
+        return [entry for entry in list_entries(code) if not hasattr(entry.guard_manager, _CHECK)]
+
+    return list_others
