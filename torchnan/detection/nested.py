@@ -52,7 +52,7 @@ def map_tensors(value: Any, change: Callable[[str, torch.Tensor], Any], where: s
     if isinstance(value, Mapping):
         return _mapping_like(value, dict(zip(value, changed, strict=True)))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*changed)
+        return tuple.__new__(type(value), changed)  # its constructor may do anything
     if isinstance(value, list | tuple):
         return type(value)(changed)
     made: Any = copy.copy(value)

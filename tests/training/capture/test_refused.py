@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
 import decimal
@@ -10,7 +11,7 @@ import json
 import pathlib
 import sys
 import types
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -267,14 +268,126 @@ def test_a_class_that_has_changed_since_is_named():
             document, tensors, types=[types.new_class("Plain", (other,), {}, lambda ns: ns.update(__module__=__name__))]
         )
 
-    class Refusing(collections.UserDict):
-        def __init__(self, data=None):
-            if data is not None:
-                raise RuntimeError("not today")
-            super().__init__()
+    document, tensors = encode(Plain(3), name="x")
+    document["value"]["dataclass"]["fields"] = []
+    with pytest.raises(CaptureError, match=r"the document has no value for the field 'value' of .*Plain\."):
+        decode(document, tensors)
 
-    document, tensors = encode(Refusing(), name="x")
-    with pytest.raises(
-        CaptureError, match="Refusing could not be made from its stored fields: RuntimeError: not today"
-    ):
-        decode(document, tensors, types=[Refusing])
+
+# -- code of a class
+
+
+class Armed:
+    """Every method that making an instance could call."""
+
+    ran: ClassVar[list[str]] = []
+
+    def __new__(cls, *args, **kwargs):
+        cls.ran.append("__new__")
+        return super().__new__(cls)
+
+    def __setattr__(self, name, value):
+        self.ran.append("__setattr__")
+        super().__setattr__(name, value)
+
+    def __getattribute__(self, name):
+        if name == "__dict__":
+            Armed.ran.append("__getattribute__")
+        return super().__getattribute__(name)
+
+    def __repr__(self):
+        self.ran.append("__repr__")
+        return "armed"
+
+
+@dataclasses.dataclass(repr=False)
+class ArmedFields(Armed):
+    value: Any
+    made: Any = dataclasses.field(init=False, compare=False, default_factory=lambda: Armed.ran.append("factory"))
+
+    def __post_init__(self):
+        self.ran.append("__post_init__")
+
+
+@dataclasses.dataclass(repr=False)
+class ArmedDict(ArmedFields, collections.OrderedDict):
+    def __setitem__(self, key, value):
+        self.ran.append("__setitem__")
+        super().__setitem__(key, value)
+
+    def __post_init__(self):
+        collections.OrderedDict.__setitem__(self, "value", self.value)
+
+
+class ArmedItems(Armed, collections.UserDict):
+    def __init__(self, data=None):
+        self.ran.append("__init__")
+        super().__init__(data)
+
+
+class ArmedPair(NamedTuple("ArmedPair", [("left", Any), ("right", Any)])):
+    def __new__(cls, left, right):
+        Armed.ran.append("__new__")
+        return super().__new__(cls, left, right)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_no_code_of_a_class_runs(allowed):
+    values = [ArmedFields(torch.ones(2)), ArmedDict(7), ArmedItems({"a": 1}), ArmedPair(1, 2)]
+    document, tensors = encode(values, name="x")
+    Armed.ran.clear()
+    types = [type(value) for value in values] if allowed else []
+    back = decode(json.loads(json.dumps(document)), tensors, types=types)
+    assert [type(value) for value in back] == [type(value) for value in values]
+    assert Armed.ran == []
+    assert (back[0].value.tolist(), back[1].value, dict(back[1])) == ([1, 1], 7, {"value": 7})
+    assert (back[2].data, tuple(back[3])) == ({"a": 1}, (1, 2))
+
+
+@dataclasses.dataclass
+class Finalized:
+    path: Any
+
+    def __del__(self):
+        Armed.ran.append("__del__")
+
+
+def test_a_class_with_a_finalizer_is_made_only_if_the_caller_allows_it():
+    document, tensors = encode(Finalized("/etc/passwd"), name="x")
+    Armed.ran.clear()
+    with pytest.raises(CaptureError, match=r"Finalized has a finalizer, which would run .* pass the class in `types`"):
+        decode(document, tensors)
+    assert Armed.ran == []
+    assert decode(document, tensors, types=[Finalized]).path == "/etc/passwd"
+
+
+@dataclasses.dataclass
+class Failure(Exception):
+    value: Any
+
+
+@dataclasses.dataclass
+class Abstract(abc.ABC):
+    value: Any
+
+    @abc.abstractmethod
+    def method(self): ...
+
+
+@pytest.mark.parametrize("cls", [Listed, Module, Failure, Abstract])
+def test_a_class_that_holds_more_than_fields_is_not_made(cls):
+    document, tensors = encode(Plain(3), name="x")
+    document["value"]["dataclass"]["class"] = {"module": __name__, "qualname": cls.__name__}
+    with pytest.raises(CaptureError, match=f"{cls.__name__} could not be made from its stored fields"):
+        decode(document, tensors)
+
+
+def test_attributes_of_a_userdict_come_back_and_others_are_none():
+    value = collections.UserDict(a=1)
+    value.__dict__.update(count=torch.ones(2), lock=len, deep=[[len]])
+    document, tensors = encode({"x": value, "y": torch.zeros(1)}, name="x")
+    back = decode(json.loads(json.dumps(document)), tensors)
+    assert (back["x"].data, back["x"].count.tolist(), back["x"].lock, back["x"].deep) == ({"a": 1}, [1, 1], None, None)
+    assert back["y"].tolist() == [0]
+    del document["value"]["dict"][0][1]["userdict"]["attributes"]  # as earlier versions wrote it
+    assert vars(decode(document, tensors)["x"]) == {"data": {"a": 1}}

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import math
 import os
+import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
-from torchnan.config.text import counted
+from torchnan.config.text import brief, counted
 from torchnan.detection import shards
 from torchnan.distributed.agreement import Agreement, AnomalyKind
 from torchnan.training.guard.remedies.step_trials import try_on_step
@@ -22,13 +24,15 @@ from torchnan.training.guard.remedies.trials import Trials, state_kept
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepRun
 from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.norm_limit import NormLimit
-from torchnan.training.guard.step.operation import Operation
+from torchnan.training.guard.step.operation import Operation, can_be_called, schema_of
 from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.guard.step.replay import Replay, replay
 from torchnan.training.storage import folder_reader, rank_folders
+from torchnan.training.storage.classes import title
 from torchnan.training.storage.codec import decode
 from torchnan.training.storage.errors import CaptureError
-from torchnan.training.storage.schema_checks import damaged, require_key, require_type
+from torchnan.training.storage.jsonl import LOWERCASE
+from torchnan.training.storage.schema_checks import damaged, require_index, require_key, require_size, require_type
 
 _WHAT_ONE_IS = "A capture is a folder such as rank-0-step-00000047, which StepGuard(captures=...) writes for a bad step"
 
@@ -111,6 +115,7 @@ class Capture:
             CaptureError: the model is not like the captured one.
         """
         agreement, forward_backward = self._forward_backward(model, step_fn)
+        self.restore(model)  # what does not fit is an error, not a step that could not be run
 
         def run(after_backward: Callable[[], None]) -> StepRun:
             return self._run(forward_backward, self.batches, after_backward)
@@ -226,11 +231,13 @@ def load_capture(
     Args:
         path: its folder.
         types: dataclasses, namedtuples and ``UserDict`` classes in its batches; those of modules that are already
-            imported are found automatically.
+            imported are found automatically, unless they have a finalizer. No constructor of any is called: their
+            attributes are set.
         device: where its tensors go; if some were on an accelerator, only those. Default: the CPU.
 
     Raises:
-        CaptureError: it is not a capture, or it is damaged; says which file and where.
+        CaptureError: it is not a capture, it is damaged, or it holds an operation that does more than compute on
+            tensors; says which file and where.
     """
     require_capture(path)
     about, tensors, where = _read(Path(path))
@@ -246,27 +253,32 @@ def load_capture(
         if name not in document or name not in stored:
             raise CaptureError(f"{folder}is incomplete: it has no {name}.")
         map_location = None if device is None or "random" in name else functools.partial(_map_location, device, spread)
-        return require_type(
-            decode(document[name], stored[name], types=types, map_location=map_location), expected, f"{where}['{name}']"
-        )
+        made = decode(document[name], stored[name], types=types, map_location=map_location)
+        if type(made) is not expected:  # not quoted: its repr() may be code of any class
+            raise CaptureError(f"{where}['{name}'] must be a {expected.__name__} but is a {title(type(made))}.")
+        return made
 
-    def random(states: Any) -> Any:
-        return _fields_of(RandomState, states, f"{where}['random']")
+    def settable(states: Any) -> RandomState:
+        return _require_settable(_fields_of(RandomState, states, f"{where}['random']"), f"{where}['random']")
 
     operation = part("operation", dict) if "operation" in about else None
+    batches, batch_random = part("batches", list), part("batch_random", list)
+    if len(batch_random) != len(batches):
+        raise damaged(f"{where}['batch_random']", f"{len(batches)} states, one for each batch", len(batch_random))
+    ranks = require_size(require_key(about, "ranks", int, where), f"{where}['ranks']")
     return Capture(
         path=Path(path),
-        step=require_key(event, "step", int, f"{where}['event']"),
-        rank=require_key(about, "rank", int, where),
-        ranks=require_key(about, "ranks", int, where),
-        event=event,
+        step=require_size(require_key(event, "step", int, f"{where}['event']"), f"{where}['event']['step']"),
+        rank=require_index(require_key(about, "rank", int, where), ranks, f"{where}['rank']"),
+        ranks=ranks,
+        event=_require_norm(event, f"{where}['event']['norm']"),
         report=require_key(about, "report", str, where),
         weights=_named_tensors(part("weights", dict), f"{where}['weights']"),
         buffers=_named_tensors(part("buffers", dict), f"{where}['buffers']"),
-        batches=part("batches", list),
-        random=random(part("random", dict)),
-        batch_random=[None if one is None else random(one) for one in part("batch_random", list)],
-        operation=None if operation is None else _fields_of(Operation, operation, f"{where}['operation']"),
+        batches=batches,
+        random=settable(part("random", dict)),
+        batch_random=[None if one is None else settable(one) for one in batch_random],
+        operation=None if operation is None else _require_harmless(operation, f"{where}['operation']"),
         versions=_texts(require_key(about, "versions", dict, where), f"{where}['versions']"),
         in_eval=_bare_names(about, "in_eval", where),
         frozen=_bare_names(about, "frozen", where),
@@ -290,6 +302,7 @@ def _read(path: Path) -> _Contents:
 
 def _held_by_others(path: Path, about: dict[str, Any], where: str) -> dict[str, _Contents]:
     """Returns the parts that captures of other ranks hold for this one, by name: identical tensors are written once."""
+    path = Path(os.path.abspath(path))  # "." has no name
     found: dict[str, _Contents] = {}
     shared = require_type(about.get("shared", {}), dict, f"{where}['shared']")
     for name in ("weights", "buffers"):
@@ -330,14 +343,75 @@ def _fields_of(cls: type, values: Any, where: str) -> Any:
     """Returns a dataclass instance whose values have the types of its fields."""
     fields = _FIELDS[cls]
     given = require_type(values, dict, where)
-    if given.keys() != fields.keys() or not all(isinstance(given[name], fields[name]) for name in fields):
+    if given.keys() != fields.keys() or not all(type(given[name]) in fields[name] for name in fields):
         raise damaged(where, f"the fields of a {cls.__name__}", list(given))
     return cls(**given)
 
 
+def _require_harmless(values: Any, where: str) -> Operation:
+    """Returns the operation; refuses an operator that could open a file, or anything but compute on tensors."""
+    operation: Operation = _fields_of(Operation, values, where)
+    schema = schema_of(operation.op, operation.overload)
+    if schema is None or not can_be_called(schema, operation.args, operation.kwargs):
+        raise CaptureError(
+            f"{where} is {brief(operation.op)} with overload {brief(operation.overload)}, {len(operation.args)} "
+            f"arguments and {brief(list(operation.kwargs))}, and captures hold only operators of PyTorch that compute "
+            "on tensors: it is damaged, or written by another PyTorch."
+        )
+    return operation
+
+
+def _require_settable(state: RandomState, where: str) -> RandomState:
+    """Returns random states that the generators accept: tried on generators that nothing draws from."""
+    try:
+        _require(_is_mt19937(state.cpu))
+        torch.Generator().set_state(state.cpu)
+        for one in state.cuda:
+            _require(type(one) is torch.Tensor and one.dtype == torch.uint8)
+            if torch.cuda.is_available():
+                torch.Generator("cuda").set_state(one)
+        _, _, drawn = state.python
+        _require(drawn is None or type(drawn) is float)
+        random.Random().setstate(state.python)
+        if state.numpy is not None:
+            import numpy
+
+            name, key, position, has_gauss, _ = state.numpy  # NumPy reads at any position that it is given
+            _require(type(key) is numpy.ndarray and key.shape == (624,) and key.dtype == numpy.uint32)
+            _require(name == "MT19937" and position in range(625) and has_gauss in (0, 1))
+            numpy.random.RandomState(0).set_state(state.numpy)
+    except (RuntimeError, ValueError, TypeError, OverflowError, ImportError) as error:
+        raise CaptureError(
+            f"{where} is not a state of the random generators here: {error or 'it is damaged'}."
+        ) from error
+    return state
+
+
+def _require(is_valid: bool) -> None:
+    if not is_valid:
+        raise ValueError
+
+
+def _is_mt19937(state: torch.Tensor) -> bool:
+    """Returns whether the words that are left and the next one add up, which PyTorch does not check."""
+    if state.dtype != torch.uint8 or state.dim() != 1 or len(state) < 24:
+        return False
+    raw = bytes(state[:24].tolist())
+    left, next_ = int.from_bytes(raw[8:12], sys.byteorder), int.from_bytes(raw[16:24], sys.byteorder)
+    return (left, next_) == (1, 0) or left + next_ == 625
+
+
+def _require_norm(event: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns an event whose norm, if there is one, is a number."""
+    norm = event.get("norm")
+    if type(norm) not in (int, float, type(None)) and norm not in tuple(LOWERCASE):
+        raise damaged(where, "a number", norm)
+    return event
+
+
 def _named_tensors(values: dict[Any, Any], where: str) -> dict[str, torch.Tensor]:
     for name, tensor in values.items():
-        if type(name) is not str or not isinstance(tensor, torch.Tensor):
+        if type(name) is not str or not issubclass(type(tensor), torch.Tensor):
             raise damaged(where, "tensors by name", list(values))
     return values
 
@@ -404,7 +478,10 @@ def _fill(kept: dict[str, torch.Tensor], live: dict[str, torch.Tensor], what: st
             raise CaptureError(
                 f"{what} {name} is {tuple(room.shape)} here and {tuple(tensor.shape)} in the capture.{of_shards}"
             )
-        room.detach().copy_(tensor)
+        try:
+            room.detach().copy_(tensor)
+        except RuntimeError as error:  # a dtype that cannot be converted
+            raise CaptureError(f"{what} {name} cannot be loaded from the capture: {error}") from error
 
 
 def _bare(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import math
 import os
 import re
@@ -13,11 +12,12 @@ import torch
 
 from torchnan.config.text import brief, printable
 from torchnan.training.capture.capture import Capture
-from torchnan.training.guard.step.operation import Operation
+from torchnan.training.guard.step.operation import Operation, can_be_called, schema_of
 from torchnan.training.storage import atomic_folder
 from torchnan.training.storage.errors import CaptureError
 
-_PROGRAM = '''"""{title}"""
+PROGRAM, TENSORS = "operation.py", "tensors.safetensors"
+_TEXT = '''"""{title}"""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def write_example(capture: Capture, where: Path) -> Path:
     Raises:
         CaptureError: the capture has no operation, or an invalid one: text from a capture is written as Python only
             where it can only be a name or a value.
-        OSError: the folder is a link, or cannot be written.
+        OSError: the folder is a link, holds other files inside of the capture, or cannot be written.
     """
     operation = capture.operation
     if operation is None:
@@ -55,22 +55,35 @@ def write_example(capture: Capture, where: Path) -> Path:
             f"'{capture.event.get('cause')}'), or met it inside a compiled graph. `torchnan replay` runs the "
             "whole step."
         )
-    namespace, name, overload = _operator(operation)
     rendered = _Rendering()
     arguments = [f"    {rendered.of(value, name)}," for name, value in _named_arguments(operation)]
     arguments += [f"    {name}={rendered.of(value, name)}," for name, value in operation.kwargs.items()]
-    program = _PROGRAM.format(
+    program = _TEXT.format(
         title=_title(capture),
         layout="".join(f"{line}\n" for line in rendered.layout),
-        op=f"{namespace}.{name}.{overload}",
+        op=f"{operation.op.replace('::', '.')}.{operation.overload or 'default'}",
         arguments="\n".join(arguments),
     )
-    if where.is_symlink():  # the folder may come from a capture of somebody else
-        raise FileExistsError(f"{printable(str(where))} is a link: give another folder")
+    _refuse_folder(capture.path, where)
     atomic_folder.make_private_dirs(where)
-    _write(where / "operation.py", program.encode())
-    _save(where / "tensors.safetensors", rendered.tensors)
-    return where / "operation.py"
+    _write(where / PROGRAM, program.encode())
+    _save(where / TENSORS, rendered.tensors)
+    return where / PROGRAM
+
+
+def _refuse_folder(capture: Path, where: Path) -> None:
+    """Raises ``FileExistsError`` for a folder in a capture of somebody else that is prepared: a link, or one with a
+    ``torch.py`` that the program would import."""
+    if where.is_symlink():
+        raise FileExistsError(f"{printable(str(where))} is a link: give another folder")
+    if not where.is_dir() or not where.resolve().is_relative_to(capture.resolve()):
+        return
+    others = sorted({entry.name for entry in where.iterdir()} - {PROGRAM, TENSORS})
+    if others:
+        raise FileExistsError(
+            f"{printable(str(where))} is inside of the capture and holds {brief(others[0])}, which the program could "
+            "import: give another folder"
+        )
 
 
 def _title(capture: Capture) -> str:
@@ -81,32 +94,20 @@ def _title(capture: Capture) -> str:
     return re.sub(r"[^ -~]", "?", title).replace("\\", "/").replace('"', "'")
 
 
-def _operator(operation: Operation) -> tuple[str, str, str]:
-    """Namespace, name and overload."""
-    namespace, _, name = operation.op.partition("::")
-    parts = namespace, name, operation.overload or "default"
-    is_one = all(_is_name(part) for part in (*parts, *operation.kwargs))
-    if not is_one or not isinstance(getattr(torch.ops, namespace), torch._ops._OpNamespace):  # torch.ops.load_library
-        raise CaptureError(
-            f"the operation of the capture, {brief(operation.op)} with overload {brief(operation.overload)} and "
-            f"arguments {brief(list(operation.kwargs))}, is not an operator of PyTorch: the capture is damaged."
-        )
-    return parts
-
-
-def _is_name(text: object) -> bool:
-    """Returns whether text is an identifier, and not a special attribute of Python, through which anything can be
-    reached."""
-    is_one = isinstance(text, str) and re.fullmatch("(?!__)[A-Za-z_][A-Za-z0-9_]*", text)
-    return bool(is_one) and not keyword.iskeyword(str(text))
-
-
 def _named_arguments(operation: Operation) -> list[tuple[str, Any]]:
-    """Returns arguments with their names in the schema, if the operator is known here."""
-    namespace, name, overload = _operator(operation)
-    known = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
-    names = [argument.name for argument in known._schema.arguments] if isinstance(known, torch._ops.OpOverload) else []
-    names += [f"arg{i}" for i in range(len(names), len(operation.args))]
+    """Returns positional arguments with their names in the schema.
+
+    Raises:
+        CaptureError: it is not an operator that a capture holds, or it takes other arguments.
+    """
+    schema = schema_of(operation.op, operation.overload)
+    if schema is None or not can_be_called(schema, operation.args, operation.kwargs):
+        raise CaptureError(
+            f"the operation of the capture, {brief(operation.op)} with overload {brief(operation.overload)}, "
+            f"{len(operation.args)} arguments and {brief(list(operation.kwargs))}, is not an operator of PyTorch that "
+            "computes on tensors alone: torchnan writes no program that calls it."
+        )
+    names = [argument.name for argument in schema.arguments]
     return list(zip(names, operation.args, strict=False))
 
 

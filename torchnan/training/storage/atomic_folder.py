@@ -23,7 +23,16 @@ import torch
 
 from torchnan.config.text import brief, printable
 from torchnan.training.storage.errors import CaptureError
-from torchnan.training.storage.folder_reader import CONTENTS, FORMAT, MAX_DOCUMENT_BYTES, STEM, crc32_of, safetensors
+from torchnan.training.storage.folder_reader import (
+    CONTENTS,
+    FORMAT,
+    MAX_DOCUMENT_BYTES,
+    MAX_DOCUMENT_MEMORY,
+    STEM,
+    crc32_of,
+    memory_of,
+    safetensors,
+)
 
 
 def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
@@ -138,11 +147,13 @@ def _to_json(stem: str, document: Any) -> bytes:
     text = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
     if b"\\ud" in text:  # a surrogate: strict JSON does not have a lone one
         json.dumps(document, ensure_ascii=False).encode()
-    if len(text) > MAX_DOCUMENT_BYTES:
-        raise CaptureError(
-            f"{stem}.json would have {len(text)} bytes, and at most {MAX_DOCUMENT_BYTES} can be read again: keep "
-            "long lists of numbers as tensors."
-        )
+    bounds = ("have", len(text), MAX_DOCUMENT_BYTES), ("take in memory", memory_of(text), MAX_DOCUMENT_MEMORY)
+    for does, needed, most in bounds:
+        if needed > most:
+            raise CaptureError(
+                f"{stem}.json would {does} {needed} bytes, and at most {most} can be read again: keep long lists of "
+                "numbers as tensors."
+            )
     return text
 
 

@@ -6,6 +6,7 @@ import base64
 import binascii
 import collections
 import dataclasses
+import inspect
 import math
 import re
 import struct
@@ -215,6 +216,8 @@ def _namedtuple(content: Any, path: str, build: Build) -> Any:
 
 def _dataclass(content: Any, path: str, build: Build) -> Any:
     cls: Any = _class(content, "dataclass", path, build)
+    if issubclass(cls, encoder.NOT_BY_FIELDS):
+        raise CaptureError(f"{path}: {classes.title(cls)} could not be made from its stored fields: it holds more.")
     fields = {field.name: field for field in dataclasses.fields(cls)}
     given = {}
     for i, (name, node) in enumerate(_pairs(require_key(content, "fields", list, path), f"{path}['fields']")):
@@ -222,31 +225,39 @@ def _dataclass(content: Any, path: str, build: Build) -> Any:
         if type(name) is not str or name not in fields:
             raise CaptureError(f"{where}: {classes.title(cls)} has no field {name!r}; it has {', '.join(fields)}.")
         given[name] = value(node, f"{where}[1]", build)
-    return _constructed(cls, path, given, **{name: held for name, held in given.items() if fields[name].init})
+    for name, field in fields.items():
+        if name in given or inspect.getattr_static(cls, name, None) is field.default:
+            continue  # an attribute of the class
+        if field.default is not dataclasses.MISSING:
+            given[name] = field.default
+        elif field.default_factory in (list, dict, set):
+            given[name] = field.default_factory()
+        elif field.init or field.compare:
+            raise CaptureError(f"{path}: the document has no value for the field {name!r} of {classes.title(cls)}.")
+    items = {name: held for name, held in given.items() if held is not None} if issubclass(cls, dict) else {}
+    return _instance(cls, path, given, items)
 
 
 def _userdict(content: Any, path: str, build: Build) -> Any:
     cls = _class(content, "userdict", path, build)
     items = _dict(require_key(content, "items", list, path), f"{path}['items']", build)
-    return _constructed(cls, path, {"data": items}, dict(items))
+    attributes = {}
+    if "attributes" in content:  # documents of earlier versions have none
+        for name, node in require_key(content, "attributes", dict, path).items():
+            attributes[name] = value(node, f"{path}['attributes']['{name}']", build)
+    attributes.pop("data", None)
+    return _instance(cls, path, {"data": items, **attributes}, {})
 
 
 def _class(content: Any, kind_of_class: str, path: str, build: Build) -> type:
     return classes.find(require_key(content, "class", dict, path), kind_of_class, build.types, f"{path}['class']")
 
 
-def _constructed(cls: Any, path: str, attributes: dict[str, Any], /, *args: Any, **kwargs: Any) -> Any:
+def _instance(cls: type, path: str, attributes: dict[str, Any], items: dict[str, Any]) -> Any:
     try:
-        made = cls(*args, **kwargs)
-        for name, held in attributes.items():  # the constructor must have set its arguments to these values already
-            object.__setattr__(made, name, held)
-    except Exception as error:
-        raise CaptureError(
-            f"{path}: {classes.title(cls)} could not be made from its stored fields: {type(error).__name__}: {error}"
-        ) from error
-    if type(made) is not cls:
-        raise CaptureError(f"{path}: making a {classes.title(cls)} gave a {classes.title(type(made))}.")
-    return made
+        return classes.instance_of(cls, attributes, items)
+    except (TypeError, AttributeError) as error:
+        raise CaptureError(f"{path}: {classes.title(cls)} could not be made from its stored fields: {error}") from error
 
 
 MAKERS: dict[str, Callable[[Any, str, Build], Any]] = {

@@ -80,8 +80,10 @@ def _inside(value: Any, path: str, walk: Walk) -> Iterator[None]:
     if len(walk.inside) >= MAX_DEPTH:
         raise UnkeepableError(f"{path} lies more than {MAX_DEPTH} levels deep, which cannot be kept.")
     walk.inside.add(id(value))
-    yield
-    walk.inside.discard(id(value))
+    try:
+        yield
+    finally:
+        walk.inside.discard(id(value))
 
 
 # -- single values
@@ -173,7 +175,7 @@ def _container(value: Any, path: str, walk: Walk) -> Any:
     if classes.is_namedtuple(cls) and len(value) == len(cls._fields):
         return {"namedtuple": {"class": classes.describe(cls), "values": _named(value, path, walk)}}
     if classes.is_userdict(cls):
-        return {"userdict": {"class": classes.describe(cls), "items": _userdict(value, path, walk)}}
+        return {"userdict": {"class": classes.describe(cls), **_userdict(value, path, walk)}}
     raise UnkeepableError(f"{path} is a {classes.title(cls)}, which cannot be kept: {SUPPORTED}.")
 
 
@@ -199,7 +201,8 @@ def _named(value: Any, path: str, walk: Walk) -> list[Any]:
 
 def _fields(value: Any, path: str, walk: Walk) -> list[list[Any]]:
     cls = type(value)
-    if issubclass(cls, NOT_BY_FIELDS) or (issubclass(cls, dict) and not _holds_its_fields(value)):
+    is_more = not classes.is_plain(cls) or issubclass(cls, NOT_BY_FIELDS)
+    if is_more or (issubclass(cls, dict) and not _holds_its_fields(value)):
         raise UnkeepableError(
             f"{path} is a {classes.title(cls)}, a dataclass that holds more than its fields, which cannot be kept: "
             f"{SUPPORTED}."
@@ -212,26 +215,36 @@ def _fields(value: Any, path: str, walk: Walk) -> list[list[Any]]:
     return [[field.name, node(getattr(value, field.name), f"{path}.{field.name}", walk)] for field in kept]
 
 
-NOT_BY_FIELDS = (list, tuple, set, frozenset, str, bytes, int, float, complex, collections.UserDict, torch.nn.Module)
+NOT_BY_FIELDS = (collections.UserDict, torch.nn.Module)
 
 
 def _holds_its_fields(value: Any) -> bool:
     """Returns whether a dict has exactly its fields that are not None, like the outputs of transformers."""
-    names = {field.name for field in dataclasses.fields(value)}
-    return all(key in names and getattr(value, key) is held for key, held in dict.items(value))
+    fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    kept = {name: held for name, held in fields.items() if held is not None}
+    return dict.keys(value) == kept.keys() and all(kept[name] is held for name, held in dict.items(value))
 
 
-def _userdict(value: Any, path: str, walk: Walk) -> list[list[Any]]:
+def _userdict(value: Any, path: str, walk: Walk) -> dict[str, Any]:
+    """Returns the items, and the other attributes; ``None`` for one that cannot be kept, such as the encodings of a
+    fast tokenizer."""
     if type(value.data) is not dict:
         raise UnkeepableError(
             f"{path}.data is a {classes.title(type(value.data))}, which cannot be kept: that of a UserDict must be a "
             "dict."
         )
     _check_constructible(type(value), path, {})
-    return _pairs(value.data, path, walk)
+    attributes: dict[str, Any] = {}
+    for name, held in vars(value).items():
+        if name != "data":
+            attributes[name] = None
+            with contextlib.suppress(UnkeepableError):
+                attributes[name] = node(held, f"{path}.{name}", walk)
+    return {"items": _pairs(value.data, path, walk), "attributes": attributes}
 
 
-def _check_constructible(cls: type, path: str, *args: Any, **kwargs: Any) -> None:
+def _check_constructible(cls: type, path: str, /, *args: Any, **kwargs: Any) -> None:
+    """Raises ``UnkeepableError`` for a class whose constructor takes more than its contents: it may hold more."""
     try:
         inspect.signature(cls).bind(*args, **kwargs)
     except (TypeError, ValueError) as error:

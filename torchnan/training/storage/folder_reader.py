@@ -22,8 +22,14 @@ from torchnan.training.storage.schema_checks import damaged, require_key
 FORMAT = 1
 CONTENTS = "contents.json"
 MAX_DOCUMENT_BYTES = 64 * 2**20
+MAX_DOCUMENT_MEMORY = 256 * 2**20  # bytes that the objects of a document take in Python
 STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a file's name
 _CHUNK = 2**22  # bytes
+
+# Upper bounds of the bytes that CPython allocates for each of these characters: a list of up to four items, a dict of
+# one item, an item of either, a quote (half of a string).
+_MEMORY_OF = {b"[": 96, b"{": 240, b",": 48, b":": 48, b'"': 32}
+_MEMORY_OF_STORED_TENSOR = 2048  # its entry in safetensors' header, and the tensor
 
 
 def is_capture_folder(target: Path) -> bool:
@@ -34,8 +40,9 @@ def is_capture_folder(target: Path) -> bool:
 def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
     """Returns the documents and the tensors of a folder, by stem, as they were given to `atomic_folder.write`.
 
-    Sizes are compared with the recorded ones, and documents with 64 MiB, before anything is loaded. The format of the
-    folder is checked, and that of each document with a number under ``"format"``.
+    Sizes are compared with the recorded ones, and documents with 64 MiB and with the memory that they would take,
+    before anything is loaded. The format of the folder is checked, and that of each document with a number under
+    ``"format"``.
 
     Raises:
         CaptureError: the folder or a file of it is missing, damaged or truncated, it was made by a newer torchnan, or
@@ -163,9 +170,23 @@ def _check_crc32(path: Path, size: int, crc32: int) -> None:
         raise _crc_error(path)
 
 
+def memory_of(text: bytes) -> int:
+    """Returns an upper bound of the bytes that a JSON document takes once it is parsed."""
+    return len(text) + sum(text.count(character) * cost for character, cost in _MEMORY_OF.items())
+
+
 def _parse_document(path: Path, text: bytes) -> Any:
+    if (needed := memory_of(text)) > MAX_DOCUMENT_MEMORY:
+        raise CaptureError(
+            f"{path} would take {needed} bytes of memory, and a document takes at most {MAX_DOCUMENT_MEMORY}."
+        )
     try:
-        return json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_object_of_distinct_names)
+        return json.loads(
+            text,
+            parse_int=_int64,
+            parse_constant=_reject_constant,
+            object_pairs_hook=_object_of_distinct_names,
+        )
     except RecursionError as error:
         raise CaptureError(f"{path} is damaged: it is nested too deep.") from error
     except ValueError as error:
@@ -179,6 +200,13 @@ def _object_of_distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
+def _int64(text: str) -> int:
+    number = int(text) if len(text) <= 20 else 2**63
+    if not -(2**63) <= number < 2**63:  # longer ones are written as text
+        raise ValueError("Exceeds the limit of 64 bits")
+    return number
+
+
 def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
@@ -186,8 +214,22 @@ def _reject_constant(name: str) -> None:
 def _load_tensors(path: Path, library: ModuleType) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
 
+    _check_header(path)
     try:
         loaded: dict[str, torch.Tensor] = library.load_file(path)
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CaptureError(f"{path} is damaged: {error}") from error
     return loaded
+
+
+def _check_header(path: Path) -> None:
+    """Raises ``CaptureError`` for tensors so many that their names and shapes would fill the memory."""
+    with _open_regular(path, None) as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(min(size, MAX_DOCUMENT_BYTES + 1))
+    needed = memory_of(header) + header.count(b"{") * _MEMORY_OF_STORED_TENSOR
+    if len(header) > MAX_DOCUMENT_BYTES or needed > MAX_DOCUMENT_MEMORY:
+        raise CaptureError(
+            f"{path} has a header of {size} bytes, whose tensors would take {needed} bytes of memory beside their "
+            f"elements: it may have {MAX_DOCUMENT_BYTES}, and take {MAX_DOCUMENT_MEMORY}."
+        )

@@ -33,9 +33,15 @@ def require_sizes(node: Any, key: str, path: str) -> list[int]:
     """Returns a list of integers from 0 to 2**63 - 1, such as a shape or strides."""
     listed: list[int] = require_key(node, key, list, path)
     for i, size in enumerate(listed):
-        if type(size) is not int or not 0 <= size < 2**63:
-            raise damaged(f"{path}['{key}'][{i}]", "a size", size)
+        require_size(size, f"{path}['{key}'][{i}]")
     return listed
+
+
+def require_size(number: Any, path: str) -> int:
+    """Returns an integer from 0 to 2**63 - 1."""
+    if type(number) is not int or not 0 <= number < 2**63:
+        raise damaged(path, "a size", number)
+    return number
 
 
 def require_index(number: Any, length: int, path: str) -> int:

@@ -144,7 +144,11 @@ def unpack(
     for i, node in enumerate(require_key(document, "memory", list, "document")):
         device = require_key(node, "device", str, f"document['memory'][{i}]")
         stored = stored_bytes(tensors, memory_key(i), f"document['memory'][{i}]")
-        piece = torch.empty(len(stored), dtype=torch.uint8, device=map_location(device) if map_location else "cpu")
+        where = map_location(device) if map_location else "cpu"
+        try:
+            piece = torch.empty(len(stored), dtype=torch.uint8, device=where)
+        except RuntimeError as error:  # more than there is memory
+            raise CaptureError(f"document['memory'][{i}] cannot be read: {error}") from error
         pieces.append(piece.copy_(stored))
     listed = require_key(document, "tensors", list, "document")
     return [_tensor(node, pieces, f"document['tensors'][{i}]") for i, node in enumerate(listed)]
@@ -157,7 +161,10 @@ def stored_bytes(tensors: Mapping[str, torch.Tensor], key: str, path: str) -> to
         raise CaptureError(
             f"{path}: there is no tensor '{key}' beside the document: it is damaged, or of another file."
         )
-    return stored.detach().reshape(-1).view(torch.uint8)
+    try:
+        return stored.detach().reshape(-1).view(torch.uint8)
+    except RuntimeError as error:  # a dtype of less than a byte
+        raise CaptureError(f"{path} cannot be read: {error}") from error
 
 
 def _tensor(node: Any, pieces: list[torch.Tensor], path: str) -> torch.Tensor:

@@ -1,9 +1,14 @@
-"""The single operation at the origin with its arguments, taken from another run of the step."""
+"""The single operation at the origin with its arguments, taken from another run of the step.
+
+A capture holds only operators of PyTorch that compute on tensors, because `extract` writes a program that calls what a
+capture names.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,9 +34,54 @@ class Operation:
     kwargs: dict[str, Any]
 
 
+# Arguments whose text chooses between ways to compute. Any other text may be the name of a file or of a process group.
+_CHOICES = frozenset(
+    (
+        *("activation", "algorithm", "approximate", "driver", "equation", "indexing", "interpolation", "mode", "norm"),
+        *("ord", "p", "pad_mode", "padding", "padding_side", "reduce", "rounding_mode", "side", "UPLO"),
+    )
+)
+_TYPES = frozenset(("Tensor", "int", "float", "complex", "bool", "number", "Device", "Generator"))
+
+
+def schema_of(op: str, overload: str) -> torch.FunctionSchema | None:
+    """Returns the schema of an operator that touches nothing but tensors; ``None`` for any other, such as
+    ``aten::from_file``, and for operators of other libraries."""
+    if not re.fullmatch(r"aten::(?!__)\w+ \w*", f"{op} {overload}", re.ASCII):
+        return None
+    try:
+        schema = torch._C._get_schema(op, overload)
+    except RuntimeError:  # there is none of this name
+        return None
+    made = [result.type for result in schema.returns]
+    made += [argument.type for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    is_computed = bool(made) and all(_kind(one) == "Tensor" for one in made)
+    return schema if is_computed and all(map(_is_harmless, schema.arguments)) else None
+
+
+def _is_harmless(argument: Any) -> bool:
+    kind = _kind(argument.type)
+    return kind in _TYPES or (kind == "str" and argument.name in _CHOICES)
+
+
+def _kind(of: Any) -> str:
+    """Returns a type of a schema without "Optional" and "List"."""
+    kind = str(of)
+    while (inner := re.fullmatch(r"(?:Optional|List)\[(.*)\]", kind)) is not None:
+        kind = inner[1]
+    return kind
+
+
+def can_be_called(schema: torch.FunctionSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether each argument has one place in a schema."""
+    positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    rest = {argument.name for argument in schema.arguments} - set(positional[: len(args)])
+    return len(args) <= len(positional) and kwargs.keys() <= rest
+
+
 def record(run: Callable[[], Any], finding: Finding) -> Operation | None:
     """Runs a step and returns the first call of the finding's operator that involves its bad tensor; ``None`` if there
-    was none.
+    was none, or if a capture does not hold this operator.
 
     Compiled functions run uncompiled here: a compiled region does not show its operations, and Dynamo would never again
     compile a function that it has seen under a mode."""
@@ -46,6 +96,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: Operation | None = None
         self._finding = finding
+        self._is_kept = schema_of(finding.op, finding.overload) is not None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -61,7 +112,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_wanted(self, func: Any) -> bool:
         schema = func._schema
-        return bool(schema.name == self._finding.op and schema.overload_name == self._finding.overload)
+        return bool(
+            self._is_kept and schema.name == self._finding.op and schema.overload_name == self._finding.overload
+        )
 
     def _is_it(self, tensor: torch.Tensor) -> bool:
         """Whether two tensors have the same shape, and the same number of elements of each kind."""
