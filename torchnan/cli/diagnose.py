@@ -8,7 +8,8 @@ torchnan diagnose train.log --follow --fail-on nonfinite,not_learning
 
 RUN is the log of torchnan.Monitor, JSON Lines, a CSV file, what a program has printed, TensorBoard's event files,
 Transformers' trainer_state.json, a history of Keras, or a folder with one of these, of MLflow or of Weights & Biases.
-The exit status is 0 if nothing is wrong with the run, 1 if anything is, 2 if it cannot be read or has no loss.
+The exit status is 0 if nothing is wrong with the run, 1 if anything is, 2 if the log does not show that: it cannot be
+read, has no loss, or the verdict is undetermined.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 NAME = "diagnose"
 HELP = "diagnose a training run from its log"
 
-HEALTHY, UNHEALTHY = 0, 1
+HEALTHY, UNHEALTHY, UNDETERMINED = 0, 1, 2
 FOLLOW_SECONDS = 1.0  # between two checks of a growing log
 FOLLOW_SHARE = 10  # wait this many times as long as reading the log took
 
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Prints the diagnosis; returns 1 if anything is wrong with the run, 0 if not."""
+    """Prints the diagnosis; returns 1 if anything is wrong with the run, 2 if the log leaves that open, 0 if not."""
     try:
         from torchnan.training.diagnosis import RunError, Thresholds, diagnose, read
         from torchnan.training.diagnosis.readers.source import no_loss
@@ -90,7 +91,9 @@ def execute(given: argparse.Namespace) -> int:
         _write(given, run, found, thresholds)
     except (RunError, ImportError) as error:
         raise OptionError(str(error)) from None
-    return UNHEALTHY if any(_fails(verdict, failing) for verdict in found.verdicts) else HEALTHY
+    if any(_fails(verdict, failing) for verdict in found.verdicts):
+        return UNHEALTHY
+    return UNDETERMINED if any(verdict.kind == "undetermined" for verdict in found.verdicts) else HEALTHY
 
 
 def _fails(verdict: Verdict, failing: frozenset[str] | None) -> bool:
@@ -180,6 +183,7 @@ def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Th
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may use any alphabet
+    run = run.parts.get(found.part, run)
     print(_json(run, found) if given.json else terminal.text(run, found))
     if given.html:
         write_text(given.html, page.html(run, found, thresholds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import get_args
 
 import numpy as np
@@ -19,6 +20,7 @@ from torchnan.training.diagnosis.signals import Signals
 from torchnan.training.diagnosis.thresholds import Thresholds
 from torchnan.training.diagnosis.verdict import Diagnosis, Kind, Suspect, Verdict
 
+MAX_LEFT_OUT = 0.01  # share of the rows
 MAX_UNREAD = 5  # rows at the end that may lack a loss, because an evaluation may follow the last one
 WORST_FIRST: tuple[Kind, ...] = get_args(Kind)
 
@@ -29,7 +31,7 @@ def diagnose(
     *,
     is_whole: bool = True,
 ) -> Diagnosis:
-    """Diagnoses a run.
+    """Diagnoses a run, and each part of a run that has several.
 
     Args:
         run: a run of at least one row.
@@ -42,6 +44,8 @@ def diagnose(
     """
     if not len(run):
         raise ValueError(f"there is nothing to diagnose: {printable(run.source or 'the run')} has no rows.")
+    if run.parts:
+        return _combined({name: diagnose(part, thresholds, is_whole=is_whole) for name, part in run.parts.items()})
     diagnosis = DiagnosisBuilder()
     run, masked = revealed(run)
     scale = scale_history(run, thresholds)
@@ -64,6 +68,21 @@ def diagnose(
     return Diagnosis(_ranked(diagnosis, run, scale), diagnosis.questions, forecasts(run, thresholds))
 
 
+def _combined(found: dict[str, Diagnosis]) -> Diagnosis:
+    """Returns the verdicts of all parts, the worst first. Only those of the worst kind say that nothing is wrong."""
+    by_badness = sorted(found, key=lambda name: WORST_FIRST.index(found[name].verdicts[0].kind))
+    worst = found[by_badness[0]]
+    verdicts = [
+        dataclasses.replace(verdict, evidence={**verdict.evidence, "part": name})
+        for name in by_badness
+        for verdict in found[name].verdicts
+        if verdict.is_bad or (verdict.kind == "undetermined" and worst.verdicts[0].kind != "healthy")
+    ]
+    verdicts.sort(key=lambda verdict: WORST_FIRST.index(verdict.kind))
+    forecasts_of_all = [forecast for name in by_badness for forecast in found[name].forecasts]
+    return Diagnosis(verdicts or worst.verdicts[:1], worst.walk, forecasts_of_all, by_badness[0])
+
+
 def _split_off_symptoms(episodes: list[Episode], up: Rise | None) -> tuple[list[Episode], int]:
     """Returns the spikes before a slow rise, and the number of those within it, which are its symptoms."""
     if up is None:
@@ -80,12 +99,13 @@ def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[
         height = float(verdict.evidence.get("surprise", 0.0))
         return WORST_FIRST.index(verdict.kind), verdict.cause == "unknown", -height
 
-    if diagnosis.verdicts:
+    unread = _unread(run)
+    missing = unread if diagnosis.verdicts else [*_missing(run, scale), *unread]
+    if diagnosis.verdicts and not missing:
         return sorted(diagnosis.verdicts, key=badness)
     steps = int(run.step[0]), int(run.step[-1])
     loss = run.column("loss")
     last = loss.values[loss.given][-100:]
-    missing = _missing(run, scale)
     suspects = [Suspect("none", "likely", "no question of the tree leads to trouble")]
     if missing:
         suspects = [Suspect("unknown", "possible", reason) for reason in missing]
@@ -97,7 +117,7 @@ def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[
         rows=len(run),
         loss=float(np.median(last)) if len(last) else None,
     )
-    return diagnosis.verdicts
+    return sorted(diagnosis.verdicts, key=badness)
 
 
 def _missing(run: Run, scale: ScaleHistory) -> list[str]:
@@ -111,11 +131,41 @@ def _missing(run: Run, scale: ScaleHistory) -> list[str]:
     apart = float(np.median(np.diff(read))) if len(read) > 1 else 1.0
     if end - read[-1] > MAX_UNREAD * apart:
         reasons.append(f"the loss ends at step {read[-1]:,}, and the log at step {end:,}")
-    if run.unread_losses:
-        reasons.append(f"{run.unread_losses:,} losses are not numbers")
+    if len(read) < 2 and run.last_seen is not None:
+        reasons.append("the log has one row, which does not show how the loss changes")
+    if absent := _absent_losses(run):
+        reasons.append(f"the loss is missing in {absent:,} rows that have the other numbers of a step")
+    others = {name: column for name, column in run.columns.items() if name not in ("loss", "grad_norm", "skipped")}
+    others |= {f"{kind} of {name}": one for kind, named in run.groups.items() for name, one in named.items()}
+    bad = [f"{name} ({column.bad.sum():,} rows)" for name, column in others.items() if column.bad.any()]
+    if bad:
+        reasons.append(f"numbers beside the loss are not finite: {', '.join(bad[:5])}")
     if len(scale.overflows) and scale.changes == "unknown":
         reasons.append(
             f"the gradient norm is not finite at {len(scale.overflows):,} steps, and no loss scale is in the log: "
             "a scaler may have skipped them, or not"
         )
     return reasons
+
+
+def _unread(run: Run) -> list[str]:
+    """Returns why the log may show more than the run does."""
+    reasons = []
+    if run.unread_losses:
+        reasons.append(f"{run.unread_losses:,} losses are not numbers")
+    if run.left_out > MAX_LEFT_OUT * (len(run) + run.left_out):
+        reasons.append(f"{run.left_out:,} rows of the log are left out, and {len(run):,} are read")
+    if run.left_out_nonfinite:
+        reasons.append(f"{run.left_out_nonfinite:,} of the numbers that are left out are not finite")
+    return reasons
+
+
+def _absent_losses(run: Run) -> int:
+    """Returns how many rows of the training have no loss, if as good as every row has one; 0 if they are few."""
+    loss, others = run.column("loss"), [run.column(name).given for name in ("grad_norm", "lr", "loss_scale")]
+    training = np.any(others, axis=0)
+    steps = [run.step[loss.given], run.step[training]]
+    if min(map(len, steps)) < 2 or len({float(np.median(np.diff(step))) for step in steps}) > 1:
+        return 0
+    absent = int((training & ~loss.given).sum())
+    return absent if absent > MAX_LEFT_OUT * len(steps[1]) else 0

@@ -127,6 +127,11 @@ class Run:
         candidates: names in the source that stand for no column.
         last_seen: the largest step in the source, with or without a number; ``None`` if that is not known.
         unread_losses: how many losses in the source are not numbers.
+        left_out: how many rows of the source are not in the run, because they are damaged, have no step, or have that
+            of another row.
+        left_out_nonfinite: how many of these, and of columns that are not read, have a NaN or an Inf.
+        parts: if the source has several series, such as those of ranks, all of them by name. The other attributes
+            are those of the first.
         actions: what a step guard did about bad steps, as ``{"step": ..., "action": "rollback"}``.
     """
 
@@ -145,6 +150,9 @@ class Run:
     candidates: list[str] = dataclasses.field(default_factory=list)
     last_seen: int | None = None
     unread_losses: int = 0
+    left_out: int = 0
+    left_out_nonfinite: int = 0
+    parts: dict[str, Run] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.step)

@@ -150,8 +150,10 @@ class Diagnosis:
             does not show enough to say that.
         walk: the questions, in the order they were asked.
         forecasts: outputs near the limit of their dtype's range.
+        part: name of the part of the run that the first verdict and the questions are about; ``""`` if it has none.
     """
 
     verdicts: list[Verdict]
     walk: list[Question]
     forecasts: list[Forecast] = dataclasses.field(default_factory=list)
+    part: str = ""

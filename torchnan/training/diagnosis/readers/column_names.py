@@ -16,6 +16,7 @@ COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
         *("num_updates", "update", "updates", "iterations", "iter_num", "n_iter", "it", "itr", "batch", "batch_idx"),
         "progress",
     ),
+    "rank": ("rank", "global_rank", "process_rank", "rank_id", "dist_rank", "process_index", "local_rank"),
     "loss": (
         *("loss", "train/loss", "loss/train", "train_loss", "train_loss_step", "training_loss", "total_loss"),
         *("lm_loss", "train/total_loss", "train/lm_loss", "loss/total", "reduced_train_loss", "avg_loss"),
@@ -81,6 +82,13 @@ def is_loss(name: str) -> bool:
     """Returns whether a normal name is that of a loss, or of a part of one: ``"train/box_loss"``, ``"mse_loss"``."""
     words = _words(name)
     return bool(words & _LOSS_WORDS or any(word.endswith("loss") for word in words)) and not words & _NO_LOSS
+
+
+@functools.lru_cache(maxsize=4096)
+def is_watched(name: str) -> bool:
+    """Returns whether a NaN in a column of this name is one of the training, whether it is read or not."""
+    lower = normal(name)
+    return is_loss(lower) or bool(_norms([lower]))
 
 
 def match_columns(names: Iterable[str], named: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchnan.training.diagnosis.readers.column_names import match_columns
+from torchnan.training.diagnosis.readers.encoded import open_log
 from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
 from torchnan.training.diagnosis.run import Run
@@ -31,7 +32,8 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
     if path.stat().st_size > MAX_BYTES:
         raise RunError(f"{path} is not the log of a run: it is JSON of more than {MAX_BYTES:,} bytes.")
     try:
-        document = json.loads(path.read_bytes())
+        with open_log(path) as file:
+            document = json.loads(file.read(MAX_BYTES))
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not JSON: {error}.") from None
     builder = RunBuilder(str(path))
@@ -84,10 +86,13 @@ def _add_rows(rows: Rows, columns: Mapping[str, str], builder: RunBuilder) -> No
     names = dict.fromkeys(name for row in rows for name in row)
     known = match_columns(names, columns)
     builder.add_candidates(name for name in names if name not in known)
+    for name in names:
+        if name not in known:
+            builder.check_unread(name, [row.get(name) for row in rows])
     training = [
-        name for name, column in known.items() if column.partition("#")[0] not in ("step", "epoch", "eval_loss")
+        name for name, column in known.items() if column.partition("#")[0] not in ("step", "epoch", "rank", "eval_loss")
     ]
-    used = [name for name, column in known.items() if column not in ("step", "epoch")]
+    used = [name for name, column in known.items() if column not in ("step", "epoch", "rank")]
     kept = [row for row in rows if any(row.get(name) is not None for name in used)]
     values = {column: [row.get(name) for row in kept] for name, column in known.items()}
     steps = values.pop("step", None)
@@ -102,6 +107,9 @@ def _add_rows(rows: Rows, columns: Mapping[str, str], builder: RunBuilder) -> No
 def _add_table(table: dict[str, list[Any]], columns: Mapping[str, str], builder: RunBuilder) -> None:
     known = match_columns(table, columns)
     builder.add_candidates(name for name in table if name not in known)
+    for name in table:
+        if name not in known:
+            builder.check_unread(name, table[name])
     rows = max((len(table[name]) for name, column in known.items() if column != "epoch"), default=0)
     values = {column: [*table[name], *[None] * rows][:rows] for name, column in known.items()}
     if rows:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torchnan.training.diagnosis.readers.column_names import match_columns
+from torchnan.training.diagnosis.readers.encoded import to_float
 from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
 from torchnan.training.diagnosis.run import Run
@@ -51,8 +52,9 @@ def _numbers(file: Path, builder: RunBuilder) -> Iterator[tuple[int, float]]:
         for line in lines:
             fields = line.split()
             try:
-                yield int(fields[2]) if len(fields) > 2 else 0, float(fields[1])
+                yield int(fields[2]) if len(fields) > 2 else 0, to_float(fields[1])
             except (ValueError, IndexError):
                 damaged += 1
+                builder.leave_out(line[:10_000])
     if damaged:
         builder.add_note(f"{file.name}: {damaged:,} lines are not a time, a value and a step.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from torchnan.config.text import printable
-from torchnan.training.diagnosis.readers.column_names import match_columns
+from torchnan.training.diagnosis.readers.column_names import is_loss, match_columns, normal
+from torchnan.training.diagnosis.readers.encoded import open_log
 from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder, Values
 from torchnan.training.diagnosis.run import GROUPED, Run
@@ -72,7 +74,7 @@ class _LogReader:
 
     def read(self, part: Path) -> None:
         """Reads one part."""
-        with open(part, "rb") as file:
+        with open_log(part) as file:
             for lines, ended in _lines(file):
                 self._add(lines, ended, part.name)
 
@@ -92,12 +94,12 @@ class _LogReader:
         rows: list[dict[str, Any]] = []
         for found in objects:
             if type(found) is not dict:
-                self._damage(f"a {type(found).__name__} where an object should be")
+                self._damage(f"a {type(found).__name__} where an object should be", str(found)[:10_000])
             elif EVENTS.isdisjoint(found):
                 rows.append(found)
             else:
                 self._add_rows(rows)
-                rows = []
+                rows = [found] if any(is_loss(normal(name)) for name in found) else []  # of another program
                 self._event(found)
         self.objects += len(objects)
         self._add_rows(rows)
@@ -124,11 +126,13 @@ class _LogReader:
                     objects.append(found)
                     continue
                 is_cut = not ended and number == self.lines + len(lines)
-                self._damage(f"the last line of {part} is incomplete" if is_cut else f"line {number:,}: {error}")
+                reason = f"the last line of {part} is incomplete" if is_cut else f"line {number:,}: {error}"
+                self._damage(reason, line[:10_000].decode("utf-8", "replace"))
         return objects
 
-    def _damage(self, reason: str) -> None:
+    def _damage(self, reason: str, text: str) -> None:
         self._many_damaged += 1
+        self._builder.leave_out(text)
         self._damaged += [printable(reason, 100)][: 3 - len(self._damaged)]
 
     def _other_json(self, line: bytes) -> Any:
@@ -160,11 +164,16 @@ class _LogReader:
     def _add_rows(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        if nested := _nested_names(rows[:10]):
+        if nested := _nested_names(rows):
             rows = [_flat(row, nested) for row in rows]
-        names = dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row)
+        names = dict.fromkeys(itertools.chain.from_iterable(rows))
         known = match_columns(names, self._named)
         self._builder.add_candidates(name for name in names if name not in known)
+        for name in names:
+            if name not in known:
+                self._builder.check_unread(name, _values(rows, name))
+        losses = [name for name, column in known.items() if column.partition("#")[0] == "loss"]
+        self._builder.leave_out(rows=sum(any(row.get(name, 0) is None for name in losses) for row in rows))
         columns: dict[str, Any] = {column: _values(rows, name) for name, column in known.items()}
         steps = columns.pop("step", None)
         for name in GROUPED:

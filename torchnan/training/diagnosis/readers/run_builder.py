@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from torchnan.config.text import brief, printable
-from torchnan.training.diagnosis.arrays import FloatArray, IntArray
+from torchnan.training.diagnosis.arrays import BoolArray, FloatArray, IntArray
+from torchnan.training.diagnosis.readers.column_names import is_watched
+from torchnan.training.diagnosis.readers.encoded import has_nonfinite, to_float
 from torchnan.training.diagnosis.run import COLUMNS, GROUPED, READ_COLUMNS, Column, Digests, Headroom, Run
 
 Values = Sequence[Any] | FloatArray | Column
@@ -18,6 +22,10 @@ MAX_STEP = 2**53  # integers up to here are exact in float64
 ROWS_PER_REVERSAL = 20  # with more reversals of the step, the file is unordered; with fewer, the run went back
 MAX_NOTES = 20
 MAX_CANDIDATES = 30
+MAX_SERIES = 64  # in one file
+MIN_SERIES_ROWS = 2
+REPEATED = 0.05  # share of rows with the step of another: if more, the file has several series
+IDENTITIES = ("step", "epoch")  # columns that number the rows
 MISSING = {"", "none", "null", "na", "n/a", "-"}
 
 
@@ -44,7 +52,10 @@ class RunBuilder:
     _unread: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     _starts: list[int] = dataclasses.field(default_factory=list)
     _candidates: list[str] = dataclasses.field(default_factory=list)
+    _labels: dict[int, list[str]] = dataclasses.field(default_factory=dict)
     _is_counted: bool = False
+    _left_out: int = 0
+    _left_out_nonfinite: int = 0
     rows: int = 0
 
     def add_note(self, text: str) -> None:
@@ -58,6 +69,20 @@ class RunBuilder:
         self._candidates += [name for name in dict.fromkeys(new) if name not in self._candidates]
         del self._candidates[MAX_CANDIDATES:]
 
+    def leave_out(self, text: str = "", rows: int = 1) -> None:
+        """Counts rows that cannot be read, and whether their text has a NaN or an Inf."""
+        self._left_out += rows
+        self._left_out_nonfinite += has_nonfinite(text)
+
+    def check_unread(self, name: str, values: Sequence[Any]) -> None:
+        """Counts the non-finite numbers of a loss or a gradient norm that no column of the run is read from."""
+        if not is_watched(name):
+            return
+        found = [value for value in values if type(value) in (str, float) and _is_nonfinite(value)]
+        if found:
+            self._left_out_nonfinite += len(found)
+            self.add_note(f"{name} is not read, and has {len(found):,} numbers that are not finite.")
+
     def add_start(self) -> None:
         """Records that the run was started, or restarted, before the next row."""
         self._starts.append(self.rows)
@@ -70,6 +95,7 @@ class RunBuilder:
             else
                 the numbers of the rows.
             columns: values by column, ``None`` if there is none; ``"lr/<group>"`` is the column of a group.
+                ``"rank"`` names the series of each row.
         """
         piece = len(self._steps)
         if step is None:
@@ -77,7 +103,9 @@ class RunBuilder:
             step = np.arange(self.rows, self.rows + len(next(iter(columns.values()), ())), dtype=np.float64)
         self._steps.append(self._numbers("step", step).values)
         for name, values in columns.items():
-            if name == "batch_digest":
+            if name == "rank":
+                self._labels[piece] = _labels(values)
+            elif name == "batch_digest":
                 self._digests[piece] = Digests.of(() if isinstance(values, Column) else values)
             else:
                 self._columns.setdefault(name, {})[piece] = self._numbers(name, values)
@@ -92,7 +120,7 @@ class RunBuilder:
             return values
         try:
             of_text = len(values) and type(values[0]) is str
-            numbers = np.array(list(map(float, values)) if of_text else values, dtype=np.float64)
+            numbers = np.array(list(map(to_float, values)) if of_text else values, dtype=np.float64)
             if numbers.ndim != 1:
                 raise ValueError
         except (ValueError, TypeError, OverflowError):
@@ -106,13 +134,14 @@ class RunBuilder:
         if value is None or (isinstance(value, str) and value.strip().lower() in MISSING):
             return None
         try:
-            return float(value)
+            return to_float(value) if isinstance(value, str) else float(value)
         except (ValueError, TypeError, OverflowError):
             self._unread.setdefault(name, []).append(brief(value))
+            self._left_out_nonfinite += name not in IDENTITIES and has_nonfinite(str(value)[:1000])
             return None
 
     def build(self) -> Run:
-        """Returns the run."""
+        """Returns the run; of several series the first, with all as its parts."""
         steps = np.concatenate(self._steps) if self._steps else np.empty(0)
         columns = _summed({name: self._joined(name) for name in self._columns})
         if "loss" not in columns and "eval_loss" in columns:
@@ -125,14 +154,32 @@ class RunBuilder:
         usable = np.isfinite(steps) & (np.abs(steps) <= MAX_STEP)
         usable[usable] &= steps[usable] == np.round(steps[usable])
         last_seen = int(steps[usable].max()) if usable.any() else None
+        stepless = ~usable
         if columns or self._digests:
-            usable &= np.any([column.given for column in columns.values()] + [self._all_digests().given], axis=0)
+            known = np.any([column.given for column in columns.values()] + [self._all_digests().given], axis=0)
+            self._left_out += int((stepless & known).sum())
+            self._left_out_nonfinite += int(_bad_rows(columns, np.flatnonzero(stepless)).sum())
+            usable &= known
         whole: IntArray = np.where(usable, steps, 0).astype(np.int64)
         if unusable := int((~usable).sum()):
             self.add_note(f"{unusable:,} rows have no step that is a whole number, or no value: left out.")
-        rows = self._in_order(whole, self._merged(whole, np.flatnonzero(usable), columns))
         for name, unread in self._unread.items():
             self.add_note(f"{name}: {len(unread):,} values are not numbers, such as {unread[0]}.")
+        series = {
+            name: self._in_order(whole, rows, columns)
+            for label, of_label in self._by_label(np.flatnonzero(usable)).items()
+            for name, rows in self._by_repeat(label, whole, self._merged(whole, of_label, columns)).items()
+        }
+        runs = {name: self._run(whole, rows, columns, last_seen) for name, rows in series.items()}
+        first = next(iter(runs.values()))
+        if len(runs) == 1:
+            return first
+        self.add_note(f"The file has {len(runs)} series, each of which is diagnosed: {', '.join(list(runs)[:8])}.")
+        for name, one in runs.items():
+            one.source = f"{self.source} ({printable(name, 60)})"
+        return dataclasses.replace(first, source=self.source, parts=runs)
+
+    def _run(self, whole: IntArray, rows: IntArray, columns: dict[str, Column], last_seen: int | None) -> Run:
         run = Run(
             whole[rows],
             {name: column[rows] for name, column in columns.items() if name in READ_COLUMNS},
@@ -147,6 +194,7 @@ class RunBuilder:
         run.findings, run.reruns, run.actions = self.findings, self.reruns, self.actions
         run.candidates, run.last_seen = self._candidates, last_seen
         run.unread_losses = len(self._unread.get("loss", ()))
+        run.left_out, run.left_out_nonfinite = self._left_out, self._left_out_nonfinite
         if "lr" not in run.columns and run.groups.get("lr"):
             run.columns["lr"] = _largest(list(run.groups["lr"].values()))
         return run
@@ -202,24 +250,58 @@ class RunBuilder:
         parts = [self._digests.get(i) or Digests.missing(len(step)) for i, step in enumerate(self._steps)]
         return Digests(np.concatenate([p.values for p in parts]), np.concatenate([p.given for p in parts]))
 
-    def _in_order(self, steps: IntArray, rows: IntArray) -> IntArray:
+    def _by_label(self, rows: IntArray) -> dict[str, IntArray]:
+        """Returns the rows of each series that a column tells apart, by its name; all rows if there is only one."""
+        labels = [label for i, step in enumerate(self._steps) for label in self._labels.get(i) or [""] * len(step)]
+        counted = collections.Counter(labels[row] for row in rows.tolist())
+        names = [name for name, count in counted.items() if name and count >= MIN_SERIES_ROWS]
+        if not 2 <= len(names) <= MAX_SERIES:
+            return {"": rows}
+        known = np.array([labels[row] if labels[row] in names else names[0] for row in rows.tolist()])
+        return {name: rows[known == name] for name in names}
+
+    def _by_repeat(self, name: str, steps: IntArray, rows: IntArray) -> dict[str, IntArray]:
+        """Returns the rows of each series, if a step has several rows in a file that does not go back to it: that of
+        another rank, or another part of the batch. The first, the second, ... row of each step make a series."""
+        of_rows = steps[rows]
+        if not self._is_unordered(of_rows):
+            return {name: rows}
+        order = np.argsort(of_rows, kind="stable")
+        begins = np.append(True, np.diff(of_rows[order]) > 0)
+        begin = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+        repeat = np.empty(len(order), dtype=np.int64)
+        repeat[order] = np.arange(len(order)) - begin
+        several = int(repeat.max()) + 1
+        if several > MAX_SERIES or (repeat > 0).sum() <= REPEATED * len(rows):
+            return {name: rows}
+        parts = {f"{name}{', ' if name else ''}row {i + 1} of each step": rows[repeat == i] for i in range(several)}
+        return {part: found for part, found in parts.items() if len(found)}
+
+    def _is_unordered(self, steps: IntArray) -> bool:
+        return int((np.diff(steps) <= 0).sum()) > max(1, len(steps) // ROWS_PER_REVERSAL)
+
+    def _in_order(self, steps: IntArray, rows: IntArray, columns: dict[str, Column]) -> IntArray:
         """Returns the rows with strictly increasing steps. If the run went back, the later of two rows of a step
         counts.
         """
         back = int((np.diff(steps[rows]) <= 0).sum())
         if not back:
             return rows
-        if back > max(1, len(rows) // ROWS_PER_REVERSAL):
+        if self._is_unordered(steps[rows]):
             self.add_note(
                 f"The rows are unordered ({back:,} go back): sorted; of rows with the same step the last is used."
             )
             rows = rows[np.argsort(steps[rows], kind="stable")]
-            last: IntArray = rows[np.append(np.diff(steps[rows]) > 0, True)]
+            is_last = np.append(np.diff(steps[rows]) > 0, True)
+            self._left_out += int((~is_last).sum())
+            self._left_out_nonfinite += int(_bad_rows(columns, rows[~is_last]).sum())
+            last: IntArray = rows[is_last]
             return last
         later = np.minimum.accumulate(steps[rows][::-1])[::-1]
         kept = np.append(steps[rows][:-1] < later[1:], True)
         times = "once" if back == 1 else f"{back:,} times"
         self.add_note(f"The run went back {times}: {(~kept).sum():,} rows that were written again are left out.")
+        self._left_out_nonfinite += int(_bad_rows(columns, rows[~kept]).sum())
         self._starts += (np.flatnonzero(np.diff(steps[rows]) <= 0) + 1).tolist()
         held: IntArray = rows[kept]
         return held
@@ -238,6 +320,33 @@ class RunBuilder:
             step = np.array(sorted(by_step), dtype=np.int64)
             found.append(Headroom(module, dtype, step, np.array([by_step[s] for s in step.tolist()], dtype=np.float64)))
         return found
+
+
+def _bad_rows(columns: Mapping[str, Column], rows: IntArray) -> BoolArray:
+    """Returns which of these rows have a loss that is not finite."""
+    losses = [columns[name].bad[rows] for name in ("loss", "eval_loss") if name in columns]
+    found: BoolArray = np.any(losses, axis=0) if losses else np.zeros(len(rows), dtype=bool)
+    return found
+
+
+def _labels(values: Values) -> list[str]:
+    """Returns the name of the series of each row; ``""`` where there is none."""
+    if isinstance(values, Column):
+        values = [value if given else None for value, given in zip(values.values, values.given, strict=True)]
+    return ["" if value is None or value == "" else _label(value) for value in values]
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return f"rank {value}" if str(value).strip().isdigit() else printable(str(value), 60)
+
+
+def _is_nonfinite(value: str | float) -> bool:
+    try:
+        return not math.isfinite(to_float(value) if isinstance(value, str) else value)
+    except ValueError:
+        return False
 
 
 def _count_up(values: FloatArray) -> bool:

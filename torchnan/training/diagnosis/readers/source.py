@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import gzip
 import json
 import os
 import re
 import stat
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +17,7 @@ from types import MappingProxyType
 from torchnan.config import log_kind
 from torchnan.config.text import command_line
 from torchnan.training.diagnosis.readers import document, event_files, mlflow, monitor_log, table, text
+from torchnan.training.diagnosis.readers.encoded import open_log
 from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.run import Run
 
@@ -47,8 +50,11 @@ def read(
         ImportError: a package is not installed; the message names it.
     """
     found = _resolve(Path(path))
-    with _gc_paused():
-        run = _read(found, columns, patterns)
+    try:
+        with _gc_paused():
+            run = _read(found, columns, patterns)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RunError(f"{found} is a damaged gzip file: {error}.") from None
     if not len(run) and run.candidates:
         raise RunError(no_loss(run))
     if not len(run):
@@ -97,7 +103,7 @@ def _read(path: Path, columns: Mapping[str, str], patterns: Sequence[str]) -> Ru
     """Calls the reader of the format, which the content decides, not the name."""
     if path.is_dir():
         return mlflow.read(path, columns) if path.name == "metrics" else event_files.read(path, columns)
-    with open(path, "rb") as file:
+    with open_log(path) as file:
         start = file.read(START)
     if not start.strip():
         raise RunError(f"{path} is empty. {FORMATS}")

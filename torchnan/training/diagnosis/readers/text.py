@@ -6,6 +6,7 @@ import array
 import bisect
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from torchnan.config.options import OptionError
 from torchnan.config.text import brief
 from torchnan.training.diagnosis.arrays import FloatArray
 from torchnan.training.diagnosis.readers.column_names import COLUMN_ALIASES, is_known, is_loss, match_columns, normal
+from torchnan.training.diagnosis.readers.encoded import open_log, to_float
 from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
 from torchnan.training.diagnosis.run import Column, Run
@@ -26,7 +28,8 @@ MAX_WORD = 128  # letters of a word in a name
 MAX_NAMES = 2000  # different names of numbers; later ones are dropped
 SUMMARIES = 0.5  # rows in a less common style are means over epochs if they are fewer than this share of all
 
-_NUMBER = r"[-+]?(?:\d[\d_]*(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
+_NONFINITE = r"[-+]?(?:nan|inf(?:inity)?)\b|[-+]?∞|[-+]?1\.?#[A-Za-z]+\w*"
+_NUMBER = rf"{_NONFINITE}|[-+]?(?:\d[\d_]*(?:,\d{{3}})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 # Each pattern takes time in proportion to the line: words are bounded, and begin where letters begin.
 _WORD = rf"[A-Za-z_][\w./@-]{{0,{MAX_WORD - 1}}}"
 _PAIR = re.compile(
@@ -35,6 +38,7 @@ _PAIR = re.compile(
     re.IGNORECASE,
 )
 _CELLS = re.compile(rf"\s*\|\s*(?P<name>[\w/]+(?: [\w/]+)*)\s*\|\s*(?P<value>{_NUMBER})\s*\|\s*", re.IGNORECASE)
+_RANK = re.compile(r"(?:\[|^)[^\[\]]{0,40}\brank[ _:=]?(\d{1,6})\b", re.IGNORECASE)  # "[rank0]:", "[default0 rank 3]"
 _PROGRESS = re.compile(r"\| (?P<step>\d+)/\d+ \[")  # written by tqdm
 _CONTEXT = re.compile(r"(?<![\w/.-])(?:(train\w*)|(val|valid\w*|eval\w*|test|dev))(?![\w/.])", re.IGNORECASE)
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -75,7 +79,7 @@ def read(path: Path, columns: Mapping[str, str], patterns: Sequence[str] = ()) -
         RunError: there is no named number in it.
     """
     reading = _TextReader([_compiled(pattern) for pattern in patterns])
-    with open(path, "rb") as file:
+    with open_log(path) as file:
         for line in _lines(file):
             reading.add(line)
     return reading.finish(str(path), columns)
@@ -97,11 +101,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _lines(file: BinaryIO) -> Iterator[str]:
     """Yields lines, and the states of a progress bar, which are separated by carriage returns."""
-    while line := file.readline(MAX_LINE):
-        rest = line
-        while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE)):
-            pass
-        yield from _COLOURS.sub("", line.decode("utf-8", "replace")).split("\r")
+    rest = b""
+    while block := file.read(MAX_LINE):
+        *lines, rest = re.split(rb"[\r\n]", rest[: 2 * MAX_LINE] + block)
+        yield from (_COLOURS.sub("", line[:MAX_LINE].decode("utf-8", "replace")) for line in lines)
+    yield _COLOURS.sub("", rest[:MAX_LINE].decode("utf-8", "replace"))
 
 
 class _TextReader:
@@ -182,7 +186,7 @@ class _TextReader:
 
     def _replace(self, found: dict[str, tuple[float, int]]) -> None:
         for name, (value, _) in found.items():
-            if name in self._in_row:
+            if name in self._in_row and math.isfinite(self._numbers[name].values[-1]):  # a NaN is not painted over
                 self._numbers[name].values[-1] = value
 
     def finish(self, source: str, columns: Mapping[str, str]) -> Run:
@@ -205,6 +209,9 @@ class _TextReader:
         table = {column: self._column(name, rows) for name, column in known.items()}
         builder = RunBuilder(source)
         builder.add_candidates(name for name in names if name not in known)
+        for name in names:
+            if name not in known:
+                builder.check_unread(name, self._numbers[name].values.tolist())
         self._leave_out_summaries(known, table, builder)
         for name, column in (("scaled", "loss_scale"), ("overflow", "grad_norm")):
             if name in self._numbers:
@@ -286,6 +293,8 @@ def _completed(column: Column | None, other: Column) -> Column:
 def _pairs(line: str) -> dict[str, tuple[float, int]]:
     """Returns the numbers of a line by name, each with an identifier of its style."""
     found: dict[str, tuple[float, int]] = {}
+    if (rank := _RANK.search(line)) is not None:
+        found["rank"] = (float(rank[1]), 0)
     if (cells := _CELLS.fullmatch(line)) is not None:  # from a table that Stable Baselines prints
         return {_name(cells["name"]): (_float(cells["value"]), 0)}
     if (progress := _PROGRESS.search(line)) is not None:
@@ -329,4 +338,4 @@ def _is_number(text: str) -> bool:
 
 
 def _float(text: str) -> float:
-    return float(text.replace(",", "").replace("_", ""))
+    return to_float(text.replace(",", "").replace("_", ""))
