@@ -177,6 +177,59 @@ def test_the_part_that_is_worst_is_shown(tmp_path):
     assert "log (rank 0): steps 0 to 599, 600 rows" in ended.stdout
 
 
+@pytest.mark.parametrize("path", [".", "run.jsonl"])
+def test_the_logs_of_all_ranks_of_a_monitor_are_read(path, tmp_path):
+    (tmp_path / "run.jsonl").write_text(objects(False))
+    (tmp_path / "run.rank-1.jsonl").write_text(objects(True))
+    (tmp_path / "run.rank-2.jsonl").write_text("")  # has not begun
+    run = read(tmp_path / path)
+    found = diagnose(run)
+    assert list(run.parts) == ["rank 0", "rank 1"]
+    assert (found.part, found.verdicts[0].kind) == ("rank 1", "nonfinite")
+    (tmp_path / "run.rank-1.jsonl").write_text(objects(False))
+    assert [verdict.kind for verdict in diagnose(read(tmp_path / path)).verdicts] == ["healthy"]
+
+
+def events(tmp_path, *runs):
+    """A folder with an event file of each run, ``(first step, bad steps)``."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for first, bad in runs:
+        with SummaryWriter(str(tmp_path / "events"), filename_suffix=str(first)) as writer:
+            for step in range(first, STEPS):
+                writer.add_scalar("train/loss", float("nan") if step in bad else loss(step), step)
+                if step % 100 == 50:
+                    writer.add_scalar("val/loss", loss(step), step)
+    return read(tmp_path / "events")
+
+
+def test_what_tensorboard_wrote_before_a_restart_is_read(tmp_path):
+    run = events(tmp_path, (0, range(500, 600)), (450, ()))
+    assert run.step.tolist() == list(range(STEPS))
+    assert run.column("loss").values[560] == pytest.approx(loss(560))
+    assert diagnose(run).verdicts[0].kind == "undetermined"
+
+
+def test_a_healthy_restart_of_tensorboard_is_healthy(tmp_path):
+    run = events(tmp_path, (0, ()), (450, ()))
+    assert (len(run), run.column("eval_loss").given.sum()) == (STEPS, 6)
+    assert [verdict.kind for verdict in diagnose(run).verdicts] == ["healthy"]
+
+
+@pytest.mark.parametrize(("bad", "kind"), [(range(300, 320), "undetermined"), ((), "healthy")])
+def test_what_mlflow_wrote_before_a_restart_is_read(bad, kind, tmp_path):
+    metrics = tmp_path / "run" / "metrics"
+    metrics.mkdir(parents=True)
+    (metrics.parent / "meta.yaml").write_text("run_id: abc\n")
+    steps = [*range(320), *range(250, STEPS)]
+    losses = ["nan" if i < 320 and step in bad else loss(step) for i, step in enumerate(steps)]
+    lines = (f"1700000000000 {x} {step}\n" for x, step in zip(losses, steps, strict=True))
+    (metrics / "loss").write_text("".join(lines))
+    run = read(tmp_path / "run")
+    assert run.step.tolist() == list(range(STEPS))
+    assert diagnose(run).verdicts[0].kind == kind
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

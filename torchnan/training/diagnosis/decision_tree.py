@@ -137,9 +137,10 @@ def _missing(run: Run, scale: ScaleHistory) -> list[str]:
         reasons.append(f"the loss is missing in {absent:,} rows that have the other numbers of a step")
     others = {name: column for name, column in run.columns.items() if name not in ("loss", "grad_norm", "skipped")}
     others |= {f"{kind} of {name}": one for kind, named in run.groups.items() for name, one in named.items()}
-    bad = [f"{name} ({column.bad.sum():,} rows)" for name, column in others.items() if column.bad.any()]
-    if bad:
-        reasons.append(f"numbers beside the loss are not finite: {', '.join(bad[:5])}")
+    bad = {name: int(column.bad.sum()) for name, column in others.items()}
+    if any(bad.values()):
+        named = [f"{name} ({count:,} rows)" for name, count in bad.items() if count]
+        reasons.append(f"numbers beside the loss are not finite: {', '.join(named[:5])}")
     if len(scale.overflows) and scale.changes == "unknown":
         reasons.append(
             f"the gradient norm is not finite at {len(scale.overflows):,} steps, and no loss scale is in the log: "
@@ -164,8 +165,9 @@ def _absent_losses(run: Run) -> int:
     """Returns how many rows of the training have no loss, if as good as every row has one; 0 if they are few."""
     loss, others = run.column("loss"), [run.column(name).given for name in ("grad_norm", "lr", "loss_scale")]
     training = np.any(others, axis=0)
-    steps = [run.step[loss.given], run.step[training]]
-    if min(map(len, steps)) < 2 or len({float(np.median(np.diff(step))) for step in steps}) > 1:
-        return 0
     absent = int((training & ~loss.given).sum())
-    return absent if absent > MAX_LEFT_OUT * len(steps[1]) else 0
+    if absent <= MAX_LEFT_OUT * training.sum():
+        return 0
+    steps = [run.step[loss.given], run.step[training]]
+    apart = {float(np.median(np.diff(step))) for step in steps if len(step) > 1}
+    return absent if len(apart) == 1 else 0

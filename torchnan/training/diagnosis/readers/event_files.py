@@ -29,19 +29,22 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
     except ImportError:
         raise ImportError("reading event files needs tensorboard: pip install torchnan[tensorboard]") from None
     builder = RunBuilder(str(path))
-    scalars: dict[str, dict[int, float]] = {}
+    scalars: dict[str, list[tuple[int, float]]] = {}
     for folder, prefix in _runs(path):
-        events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+        # without purging: TensorBoard drops what was written before a restart, with its NaN
+        events = EventAccumulator(str(folder), {"scalars": 0}, purge_orphaned_data=False).Reload()
         scalars.update(
-            {prefix + tag: {one.step: one.value for one in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+            {prefix + tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
         )
     known = {name: column for name, column in match_columns(scalars, columns).items() if column != "step"}
     builder.add_candidates(name for name in scalars if name not in known)
     if not known:
         named = f"its scalars are {', '.join(list(scalars)[:10])}" if scalars else "it has no scalars"
         raise RunError(f"{path} has no loss, grad_norm, lr, loss_scale or weight_norm: {named}.")
-    steps = sorted(set().union(*(scalars[name] for name in known)))
-    builder.add(steps, {column: [scalars[name].get(step) for step in steps] for name, column in known.items()})
+    for name, values in scalars.items():
+        if name not in known:
+            builder.check_unread(name, [value for _, value in values])
+    builder.add_scalars({column: scalars[name] for name, column in known.items()})
     return builder.build()
 
 

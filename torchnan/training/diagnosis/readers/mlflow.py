@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from torchnan.training.diagnosis.readers.column_names import match_columns
+from torchnan.training.diagnosis.readers.column_names import is_watched, match_columns
 from torchnan.training.diagnosis.readers.encoded import to_float
 from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
@@ -40,9 +40,10 @@ def read(folder: Path, columns: Mapping[str, str]) -> Run:
     builder = RunBuilder(str(folder))
     builder.add_candidates(name for name in files if name not in known)
     used = {name: column for name, column in known.items() if column != "step"}
-    scalars = {column: dict(_numbers(files[name], builder)) for name, column in used.items()}
-    steps = sorted(set().union(*scalars.values()))
-    builder.add(steps, {column: [values.get(step) for step in steps] for column, values in scalars.items()})
+    builder.add_scalars({column: list(_numbers(files[name], builder)) for name, column in used.items()})
+    for name, file in files.items():
+        if name not in known and is_watched(name):
+            builder.check_unread(name, [value for _, value in _numbers(file, builder)])
     return builder.build()
 
 

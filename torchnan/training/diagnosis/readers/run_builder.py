@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import math
@@ -110,6 +111,19 @@ class RunBuilder:
             else:
                 self._columns.setdefault(name, {})[piece] = self._numbers(name, values)
         self.rows += len(step)
+
+    def add_scalars(self, scalars: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """Adds columns that were written one by one, each with its steps. The second number of a step in each column is
+        one of the second row of that step: of another rank, or after a restart."""
+        rows: dict[tuple[int, int], dict[str, float]] = {}
+        for column, values in scalars.items():
+            met = collections.Counter[int]()
+            for step, value in values:
+                rows.setdefault((met[step], step), {})[column] = value
+                met[step] += 1
+        longest = max(scalars.values(), key=len, default=())
+        order = _as_written(rows, longest)
+        self.add([step for _, step in order], {column: [rows[at].get(column) for at in order] for column in scalars})
 
     def add_headroom(self, row: int, module: str, dtype: str, largest: float) -> None:
         """Adds a value to the row of a number."""
@@ -320,6 +334,24 @@ class RunBuilder:
             step = np.array(sorted(by_step), dtype=np.int64)
             found.append(Headroom(module, dtype, step, np.array([by_step[s] for s in step.tolist()], dtype=np.float64)))
         return found
+
+
+def _as_written(rows: Iterable[tuple[int, int]], longest: Sequence[tuple[int, float]]) -> list[tuple[int, int]]:
+    """Returns rows, by the count and the number of their step, in the order of the longest column; a row that it does
+    not have follows the one before its step."""
+    met = collections.Counter[int]()
+    at: dict[int, list[tuple[int, int]]] = {}
+    for i, (step, _) in enumerate(longest):
+        bisect.insort(at.setdefault(met[step], []), (step, i))
+        met[step] += 1
+
+    def place(row: tuple[int, int]) -> tuple[int, int]:
+        count, step = row
+        known = at.get(count, [(0, len(longest))])
+        before = bisect.bisect_right(known, (step, len(longest))) - 1
+        return (known[before][1] if before >= 0 else -1), step
+
+    return sorted(rows, key=place)
 
 
 def _bad_rows(columns: Mapping[str, Column], rows: IntArray) -> BoolArray:

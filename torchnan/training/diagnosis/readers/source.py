@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import gzip
 import json
@@ -52,7 +53,7 @@ def read(
     found = _resolve(Path(path))
     try:
         with _gc_paused():
-            run = _read(found, columns, patterns)
+            run = _with_other_ranks(found, _read(found, columns, patterns), columns, patterns)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RunError(f"{found} is a damaged gzip file: {error}.") from None
     if not len(run) and run.candidates:
@@ -60,6 +61,21 @@ def read(
     if not len(run):
         raise RunError(f"{found} has no steps. {' '.join(run.notes)} {FORMATS}")
     return run
+
+
+def _with_other_ranks(path: Path, run: Run, columns: Mapping[str, str], patterns: Sequence[str]) -> Run:
+    """Returns a run with the logs beside it as parts that other ranks of a Monitor have written:
+    ``run.rank-1.jsonl``."""
+    parts = run.parts or {"rank 0": run}
+    ranks: dict[int, Path] = {}
+    for other in path.parent.iterdir():
+        named = re.fullmatch(r"(.*)\.rank-(\d{1,9})", other.stem, re.DOTALL)
+        is_one = named and named[1] == path.stem and other.suffix == path.suffix and other.is_file()
+        if named and is_one and other.stat().st_size:
+            ranks[int(named[2])] = other
+    for rank, other in sorted(ranks.items()):
+        parts = {**parts, f"rank {rank}": _read(other, columns, patterns)}
+    return dataclasses.replace(run, parts=parts) if ranks else run
 
 
 def no_loss(run: Run) -> str:
