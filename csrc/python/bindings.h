@@ -34,8 +34,8 @@ void bind_bound_rules(pybind11::module_& m);
 void bind_buffers(pybind11::module_& m);
 
 // Adds measure_gradients(parameters, buffers) to the module, for lists of pairs of a name and a parameter or buffer. It
-// returns the norm of each gradient that there is, the largest magnitude in all of them, the names of those that are not
-// finite, and the names of the buffers that are not. It returns None if one of them is of a class that may hold its
+// returns the norm of each gradient that there is, the largest magnitude in all of them, the names of those that are
+// not finite, and the names of the buffers that are not. It returns None if one of them is of a class that may hold its
 // values elsewhere, such as DTensor.
 // Adds loss_values(losses) to the module, for tensors of one element. It returns their values, or None if one of them
 // is of such a class, or an integer. Detection does not see it.
