@@ -65,7 +65,7 @@ class TimeLimit(Exception):
     """What a program raises in a handler."""
 
 
-@program()
+@program(reports=False)
 def a_time_limit(record, bad):
     """Whatever the call does, the limit is raised to the program, and no number is drawn twice afterwards."""
 
@@ -105,7 +105,7 @@ def a_time_limit(record, bad):
     torch.manual_seed(0)  # how many were drawn depends on time
 
 
-@program()
+@program(reports=False)
 def ctrl_c(record, bad):
     """A KeyboardInterrupt at any point reaches the program."""
 
