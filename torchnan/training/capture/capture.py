@@ -16,7 +16,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
-from torchnan.config.text import brief, counted
+from torchnan.config.text import counted
 from torchnan.detection import shards
 from torchnan.distributed.agreement import Agreement, AnomalyKind
 from torchnan.training.guard.remedies.step_trials import try_on_step
@@ -24,7 +24,7 @@ from torchnan.training.guard.remedies.trials import Trials, state_kept
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepRun
 from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.norm_limit import NormLimit
-from torchnan.training.guard.step.operation import Operation, can_be_called, schema_of
+from torchnan.training.guard.step.operation import Operation
 from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.guard.step.replay import Replay, replay
 from torchnan.training.storage import folder_reader, rank_folders
@@ -351,12 +351,10 @@ def _fields_of(cls: type, values: Any, where: str) -> Any:
 def _require_harmless(values: Any, where: str) -> Operation:
     """Returns the operation; refuses an operator that could open a file, or anything but compute on tensors."""
     operation: Operation = _fields_of(Operation, values, where)
-    schema = schema_of(operation.op, operation.overload)
-    if schema is None or not can_be_called(schema, operation.args, operation.kwargs):
+    if operation.schema() is None:
         raise CaptureError(
-            f"{where} is {brief(operation.op)} with overload {brief(operation.overload)}, {len(operation.args)} "
-            f"arguments and {brief(list(operation.kwargs))}, and captures hold only operators of PyTorch that compute "
-            "on tensors: it is damaged, or written by another PyTorch."
+            f"{where} is {operation}, and captures hold only operators of PyTorch that compute on tensors: it is "
+            "damaged, or written by another PyTorch."
         )
     return operation
 

@@ -12,7 +12,7 @@ import torch
 
 from torchnan.config.text import brief, printable
 from torchnan.training.capture.capture import Capture
-from torchnan.training.guard.step.operation import Operation, can_be_called, schema_of
+from torchnan.training.guard.step.operation import Operation
 from torchnan.training.storage import atomic_folder
 from torchnan.training.storage.errors import CaptureError
 
@@ -100,12 +100,11 @@ def _named_arguments(operation: Operation) -> list[tuple[str, Any]]:
     Raises:
         CaptureError: it is not an operator that a capture holds, or it takes other arguments.
     """
-    schema = schema_of(operation.op, operation.overload)
-    if schema is None or not can_be_called(schema, operation.args, operation.kwargs):
+    schema = operation.schema()
+    if schema is None:
         raise CaptureError(
-            f"the operation of the capture, {brief(operation.op)} with overload {brief(operation.overload)}, "
-            f"{len(operation.args)} arguments and {brief(list(operation.kwargs))}, is not an operator of PyTorch that "
-            "computes on tensors alone: torchnan writes no program that calls it."
+            f"the operation of the capture, {operation}, is not an operator of PyTorch that computes on tensors alone: "
+            "torchnan writes no program that calls it."
         )
     names = [argument.name for argument in schema.arguments]
     return list(zip(names, operation.args, strict=False))

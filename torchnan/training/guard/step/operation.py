@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from torchnan.config.text import brief
 from torchnan.detection.finding import Finding
 
 
@@ -32,6 +33,19 @@ class Operation:
     overload: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    def schema(self) -> torch.FunctionSchema | None:
+        """Returns the operator's schema; ``None`` if a capture does not hold it, or if it takes other arguments."""
+        schema = schema_of(self.op, self.overload)
+        if schema is None:
+            return None
+        positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+        rest = {argument.name for argument in schema.arguments} - set(positional[: len(self.args)])
+        return schema if len(self.args) <= len(positional) and self.kwargs.keys() <= rest else None
+
+    def __str__(self) -> str:
+        name, given = f"{brief(self.op)} with overload {brief(self.overload)}", brief(list(self.kwargs))
+        return f"{name}, {len(self.args)} arguments and {given}"
 
 
 # Arguments whose text chooses between ways to compute. Any other text may be the name of a file or of a process group.
@@ -70,13 +84,6 @@ def _kind(of: Any) -> str:
     while (inner := re.fullmatch(r"(?:Optional|List)\[(.*)\]", kind)) is not None:
         kind = inner[1]
     return kind
-
-
-def can_be_called(schema: torch.FunctionSchema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether each argument has one place in a schema."""
-    positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
-    rest = {argument.name for argument in schema.arguments} - set(positional[: len(args)])
-    return len(args) <= len(positional) and kwargs.keys() <= rest
 
 
 def record(run: Callable[[], Any], finding: Finding) -> Operation | None:
