@@ -19,13 +19,11 @@ namespace {
 
 thread_local Apart* of_thread = nullptr;
 
+const at::ThreadLocalState* of_new_thread = nullptr;  // guarded by the GIL; never destroyed: threads may outlive it
+
 const at::ThreadLocalState& state_of_a_new_thread() {
-  static const at::ThreadLocalState& state = *[] {
-    const at::ThreadLocalState* made = nullptr;
-    std::thread([&made] { made = new at::ThreadLocalState; }).join();
-    return made;  // never destroyed: threads may outlive static destructors
-  }();
-  return state;
+  if (of_new_thread == nullptr) std::thread([] { of_new_thread = new at::ThreadLocalState; }).join();
+  return *of_new_thread;
 }
 
 py::object run_apart(const py::function& run) {

@@ -268,3 +268,13 @@ def test_the_state_of_an_optimizer_that_was_compiled_before_is_freed():
         del step, optimizer, weight
         gc.collect()
         assert held() is None
+
+
+def test_each_session_follows_code_that_was_compiled_before_the_first():
+    model = torch.nn.Linear(4, 4)
+    step = torch.compile(lambda x: torch.log(model(x * 0) * 0).sum())
+    step(torch.ones(2, 4)).backward()
+    for _ in range(3):
+        with torchnan.detect(action="log") as session:
+            step(torch.ones(2, 4)).backward()
+        assert [finding.op for finding in session.findings] == ["aten::log"]

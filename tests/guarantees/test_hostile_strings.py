@@ -133,6 +133,8 @@ TELLS = {
     "program_end.py finish": "NonFiniteError",
     "config/text.py say": "what ranks say",
     "training/guard/nan_detector.py NaNDetector._reject": "loggers",
+    "training/guard/rollback.py Rollback._say_what_is_not_restored": "loggers",
+    "training/guard/step/operation.py Operation.__str__": "extract",
     "detection/headroom.py Headroom.__str__": "str(headroom)",
     "detection/session.py detect.headroom": "warnings of the detector",  # says only that there is no room
     "detection/session.py _warn_unscanned": "warnings of the detector",
@@ -177,6 +179,12 @@ NO_MESSAGES = {
     "training/guard/unchecked_steps.py UncheckedSteps.note_batch",  # a fixed text
     "distributed/agreement.py Agreement.to_global_rank",
     "training/monitor/async_copy.py to_float",
+    "training/diagnosis/readers/encoded.py to_float",
+    "training/guard/step/buffers.py Buffers.to_check",
+    "training/guard/step/forward_backward.py CheckedBuffers.to_check",
+    "training/capture/capture.py _CapturedBuffers.to_check",
+    "training/guard/step/forward_backward.py ForwardBackward._warn_of_no_gradient",  # a fixed text
+    "training/guard/rollback.py Rollback.find",  # numbers of ranks and steps
 }
 
 # Unescaped parts in the messages of Python's own exception types: numbers, torchnan's own words, and the reason.
@@ -193,6 +201,8 @@ PLAIN = {
     },  # the core does not exist yet
     "__init__.py": {"name"},  # as Python prints names of other modules
     "detection/session.py": {"environment.REQUIRE_CUDA"},
+    "detection/compiled/time_limit.py": {"seconds"},
+    "training/guard/step/early_steps.py": {"_ADVICE"},
     "detection/compiled/received.py": {"func", "op"},  # names of collectives; the report escapes them
     "training/guard/arguments.py": {"name"},  # of an argument
     "training/guard/nan_detector.py": {"tuple(loss.shape)"},

@@ -369,6 +369,7 @@ def test_nothing_is_clamped():
         ("detection/terminal.py", "min(start, max(0, end - room))"),  # the part of a line that is shown
         ("distributed/agreement.py", "max(length, 1)"),  # a tensor has an element
         ("distributed/agreement.py", "min(anomaly.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
+        ("training/storage/folder_reader.py", "min(size, MAX_DOCUMENT_BYTES + 1)"),  # what is read of a larger file
         ("training/guard/decision.py", "max(0, self.budget.rollbacks_in_a_row - 1)"),  # the first goes no further
         ("training/guard/rollback.py", "max(1, len(self._steps) - back)"),  # "the oldest at most"
         # a window has least_rows, "of a short run at most a third of it": docs/diagnose.md says so
@@ -392,7 +393,7 @@ def test_nothing_is_clamped():
         ("training/diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
         ("training/guard/remedies/arithmetic.py", "clamp({limits})"),  # the name of a remedy
         # no option is involved here: the last line of a function, numbers drawn after the first
-        ("detection/compiled/functions.py", "max(number or 0 for _, _, number in code.co_lines())"),
+        ("detection/graph_code.py", "max(number or 0 for _, _, number in code.co_lines())"),
         ("detection/compiled/random_numbers.py", "max(count - 1, 0)"),
         (
             "detection/compiled/kernels.py",

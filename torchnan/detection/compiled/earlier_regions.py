@@ -31,9 +31,9 @@ def follow(code: CodeType, compiled: CodeType, guards: Any) -> bool:
         function = scope.get(name)
         if function is None or hasattr(function, "__torchnan_region__"):
             continue
-        if not backend.is_code_of_inductor(torch_internals.undisabled(function)):
-            continue
         if function not in _regions:
+            if not backend.is_code_of_inductor(torch_internals.undisabled(function)):
+                continue
             region = _region_of(code, function, guards)
             if region is None:
                 return False

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+import torch
+
 from torchnan._load import _C
 from torchnan.detection.compiled import earlier_regions, torch_internals
 from torchnan.detection.containment import contained
@@ -34,7 +36,7 @@ class _Check:
     """
 
     def __init__(self, guards: Any, compiled: CodeType, backend: Any, scope: int, later: list[_Check]) -> None:
-        self._guards = weakref.ref(guards, functools.partial(_release, weakref.ref(compiled)))
+        self._guards = weakref.ref(guards, functools.partial(_releasing(), weakref.ref(compiled)))
         self._backend, self._scope = backend, scope
         self._later = later
         self._next = len(later) + 1
@@ -73,6 +75,8 @@ class Twins:
         """Adds twins for all code that was compiled before."""
         for code in torch_internals.compiled_functions():
             for entry in reversed(torch_internals.cache_entries(code)):  # oldest first
+                if entry.guard_manager is None or entry.code is None:  # Dynamo has discarded it
+                    continue
                 with contained("using code that was compiled before"):
                     if earlier_regions.follow(code, entry.code, entry.guard_manager):
                         self._add(code, entry.guard_manager, entry.code, entry.backend, torch_internals.scope_of(entry))
@@ -117,6 +121,12 @@ class Twins:
                 torch_internals.remove_package_entries(code)  # none is of the program
         self._codes.clear()
         self._later.clear()
+
+
+@functools.cache
+def _releasing() -> Callable[..., None]:
+    """Returns :func:`_release` for a place where Dynamo may watch the frames of the thread."""
+    return torch.compiler.disable(_release)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _release(compiled: weakref.ref[CodeType], _: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
-from torchnan.config.text import counted
+from torchnan.config.text import counted, to_valid_utf8
 from torchnan.detection import shards
 from torchnan.distributed.agreement import Agreement, AnomalyKind
 from torchnan.training.guard.remedies.step_trials import try_on_step
@@ -483,6 +483,7 @@ def _fill(kept: dict[str, torch.Tensor], live: dict[str, torch.Tensor], what: st
 
 
 def _bare(name: str) -> str:
+    """Returns a name as a capture has it: valid Unicode, without the prefixes of wrappers."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper)
-    return name
+    return to_valid_utf8(name)

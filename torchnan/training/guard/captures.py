@@ -14,6 +14,7 @@ import torch
 from torchnan import _build
 from torchnan.config.options import OptionError
 from torchnan.config.policy import Policy
+from torchnan.config.text import to_valid_utf8
 from torchnan.detection import shards
 from torchnan.detection.containment import Failures, describe
 from torchnan.detection.nested import tensors_in
@@ -204,9 +205,9 @@ class Captures:
             "rank": self._agreement.global_rank,
             "ranks": self._agreement.ranks,
             "model": f"{type(model).__module__}.{type(model).__qualname__}",
-            "in_eval": [name for name, module in model.named_modules() if not module.training],
-            "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-            "stepped": [name for name, _ in step.parameters],
+            "in_eval": [to_valid_utf8(name) for name, module in model.named_modules() if not module.training],
+            "frozen": [to_valid_utf8(name) for name, one in model.named_parameters() if not one.requires_grad],
+            "stepped": [to_valid_utf8(name) for name, _ in step.parameters],
             "scale": step.scale,
             "not_held": _not_held(step, inputs),
             "policy": {name: str(value) for name, value in dataclasses.asdict(self._policy).items()},

@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from torchnan.config.text import printable
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
 from torchnan.training.guard.module_state import ModuleState
@@ -116,7 +117,7 @@ class TrainingState:
         obstacles = [self._modules[name].obstacle(saved) for name, saved in state["modules"].items()]
         obstacles += [optimizer.obstacle(outside) for optimizer in self._optimizers.values()]
         if any(obstacles):
-            raise ValueError(f"{next(filter(None, obstacles))}: nothing has been restored")
+            raise ValueError(f"{printable(next(filter(None, obstacles)))}: nothing has been restored")
         with detection_paused(), torch.no_grad():
             for name, saved in state["parts"].items():  # before what cannot fail: they run code of the user's
                 _restore_part(self._parts[name], saved)

@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from torchnan.config.options import OptionError
-from torchnan.config.text import type_name
+from torchnan.config.text import printable, type_name
 from torchnan.training.guard.step.networks import names_in, referred_by
 
 _ADVICE = "Let the guard step the optimizer, without such hooks."
@@ -38,8 +38,9 @@ class EarlySteps:
             for parameter in group["params"]:
                 if id(parameter) in own:
                     raise RuntimeError(
-                        f"torchnan: a {type_name(optimizer)} is about to step {own[id(parameter)]} before the step "
-                        f"guard has checked its gradient, so a bad step could not be kept from being applied. {_ADVICE}"
+                        f"torchnan: a {type_name(optimizer)} is about to step {printable(own[id(parameter)])} before "
+                        "the step guard has checked its gradient, so a bad step could not be kept from being applied. "
+                        f"{_ADVICE}"
                     )
 
 
@@ -63,8 +64,8 @@ def require_checked_steps(optimizer: torch.optim.Optimizer, parameters: list[tup
         inner = _optimizer_in_hooks(parameter)
         if inner is not None:
             raise OptionError(
-                f"a hook of {name} steps a {type_name(inner)} in the backward pass, before its gradient has been "
-                f"checked, so a bad step could not be kept from being applied. {_ADVICE}"
+                f"a hook of {printable(name)} steps a {type_name(inner)} in the backward pass, before its gradient has "
+                f"been checked, so a bad step could not be kept from being applied. {_ADVICE}"
             )
 
 
