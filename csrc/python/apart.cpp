@@ -3,7 +3,6 @@
 #include "python/apart.h"
 
 #include <thread>
-#include <utility>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 

@@ -1,9 +1,6 @@
 // Runs work of torchnan on a thread of the program, apart from what the program has set there.
 #pragma once
 
-#include <memory>
-#include <optional>
-
 #include <ATen/ThreadLocalState.h>
 #include <pybind11/pybind11.h>
 

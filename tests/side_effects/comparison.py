@@ -101,6 +101,11 @@ class Comparison:
         compared = differences(self.plain.facts, self.watched.facts)
         return {facet: diff for facet, diff in compared.items() if facet != "printed" or not self.case.program.guards}
 
+    def assert_unnoticed(self) -> None:
+        """Fails with the faults of the case and its differences."""
+        faults = self.faults()
+        assert not faults, f"{faults}\n{self}"
+
     def faults(self) -> list[str]:
         """Returns why the case fails, a line each: differences that are not known, known ones that are gone, a program
         that fails by itself, errors of torchnan, and a finding too many or too few."""

@@ -20,9 +20,8 @@ States = dict[str, torch.Tensor]  # of generators, by their device
 SeedCounts = dict[torch.device, list[int]]  # how many seeds generated code draws at a time, in order
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 _SEEDS, _INTEGERS = _PRIMS.inductor_seeds.default, _PRIMS.inductor_randint.default
-OPERATORS = (_SEEDS, _PRIMS.inductor_random.default, _INTEGERS)
 _SAVE_STATE, _WITH_STATE = torch_internals.operators_with_random_state()
-REPLACED = (*OPERATORS, _SAVE_STATE, _WITH_STATE)
+REPLACED = (_SEEDS, _PRIMS.inductor_random.default, _INTEGERS, _SAVE_STATE, _WITH_STATE)
 _kernels: dict[tuple[Any, str, torch.device], Any] = {}
 
 
@@ -90,7 +89,7 @@ def _run_with_state(state: torch.Tensor, operator: Any, *args: Any, **options: A
 
 
 def draw(operator: Any, *args: Any) -> torch.Tensor:
-    """Returns the result of one of :data:`OPERATORS` in generated code.
+    """Returns the result of one of Inductor's three operators, ``prims.inductor_*``, in generated code.
 
     The eager body of ``inductor_seeds`` draws other numbers than ``torch/_inductor/ir.py`` does, and that of
     ``inductor_random`` is another generator.
