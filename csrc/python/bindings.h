@@ -57,6 +57,10 @@ void bind_generated_numbers(pybind11::module_& m);
 // flags and handlers in C of all signals. The second makes Python call its handler of a signal as if it arrived now.
 void bind_signal_actions(pybind11::module_& m);
 
+// Adds TwinGuards and call_unless_running(code, change) to the module. The first checks the guards of the compiled code
+// of one function as if detection were off.
+void bind_twin_guards(pybind11::module_& m);
+
 // Returns the objects of this type that Python's garbage collector tracks.
 pybind11::list instances_of(const pybind11::type& type);
 

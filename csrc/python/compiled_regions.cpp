@@ -19,12 +19,10 @@
 #include "api/region_border.h"
 #include "call_sites/current_call_site.h"
 #include "detection/thread_state.h"
-#include "operators/dispatch_key.h"
 #include "operators/op_traits.h"
 #include "origin/replayed_region.h"
 #include "python/apart.h"
 #include "python/convert.h"
-#include "python/frame_walk.h"
 #include "python/kept_calls.h"
 #include "python/python_runtime.h"
 #include "python/region_call.h"
@@ -185,50 +183,6 @@ std::optional<ProvenanceHandle> input_provenance(const at::Tensor& tensor) {
   return ProvenanceHandle{std::move(provenance)};
 }
 
-// Returns a function that calls `check` without the interceptor's key; it returns false where the key is not in force.
-py::cpp_function check_without_key(const py::function& check) {
-  return py::cpp_function([check](const py::object& values) {
-    const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-    if (!keys.included_.has(kInterceptorKey) || keys.excluded_.has(kInterceptorKey)) return false;
-    const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
-    return check(values).cast<bool>();
-  });
-}
-
-// Returns the value of a free variable of the innermost function with this code; None if there is none.
-py::object free_variable(const py::handle& code, int index) {
-  PyObject* const cell = cell_of_free_variable(reinterpret_cast<PyCodeObject*>(code.ptr()), index);
-  if (cell == nullptr || !PyCell_Check(cell)) return py::none();
-  return py::reinterpret_steal<py::object>(PyCell_Get(cell));
-}
-
-bool is_running(PyThreadState* thread, const py::handle& code) {
-  auto frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(thread)));
-  while (frame) {
-    auto* const current = reinterpret_cast<PyFrameObject*>(frame.ptr());
-    const auto runs = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(current)));
-    if (runs.is(code)) return true;
-    frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(current)));
-  }
-  return false;
-}
-
-// Calls `change` unless a function with this code is on the stack of another thread, and returns whether it has called
-// it. No other thread runs in between: `change` must not run Python code, and the garbage collector could.
-bool call_unless_running(const py::handle& code, const py::function& change) {
-  const bool collects = PyGC_Disable() != 0;
-  const auto enable = c10::make_scope_exit([collects] {
-    if (collects) PyGC_Enable();
-  });
-  PyThreadState* const mine = PyThreadState_Get();
-  for (PyThreadState* thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get()); thread != nullptr;
-       thread = PyThreadState_Next(thread)) {
-    if (thread != mine && is_running(thread, code)) return false;
-  }
-  change();
-  return true;
-}
-
 }  // namespace
 
 bool is_replaying() noexcept { return Apart::current() != nullptr; }
@@ -295,9 +249,6 @@ void bind_compiled_regions(py::module_& m) {
   m.def("record_copy", &record_copy, py::arg("tensor"), py::arg("copy"));
   m.def("record_fused", &record_fused, py::arg("result"), py::arg("op"));
   m.def("record_allocation", &record_allocation, py::arg("result"), py::arg("site"), py::arg("op"));
-  m.def("check_without_key", &check_without_key, py::arg("check"));
-  m.def("free_variable", &free_variable, py::arg("code"), py::arg("index"));
-  m.def("call_unless_running", &call_unless_running, py::arg("code"), py::arg("change"));
   m.def("is_comparison", [](std::string_view op) { return is_comparison(op); });
   m.def("allocates", [](std::string_view op) { return allocates(op); });
   m.def("input_provenance", &input_provenance, py::arg("tensor"));

@@ -209,6 +209,7 @@ void bind_session(py::module_& m) {
   bind_method_hooks(m);
   bind_random_memory(m);
   bind_signal_actions(m);
+  bind_twin_guards(m);
   m.attr("built_for_torch") = TORCH_VERSION;
   m.def("interceptor_key_name", [] {
     install_interceptor();

@@ -21,47 +21,7 @@ from torchnan.detection.compiled import earlier_regions, torch_internals
 from torchnan.detection.containment import contained
 from torchnan.detection.pause import detection_paused
 
-_CHECK = "_torchnan_check"  # an attribute of the guards of a twin: what checks them
-
-
-class _Check:
-    """Checks the guards of a twin.
-
-    Args:
-        guards: of the code, which Dynamo owns.
-        compiled: the code.
-        backend: that compiled the code.
-        scope: of the code, see :func:`torch_internals.current_scope`.
-        later: of all twins that a code object has got in this session, in their order. Dynamo prefers the newest entry.
-    """
-
-    def __init__(self, guards: Any, compiled: CodeType, backend: Any, scope: int, later: list[_Check]) -> None:
-        self._guards = weakref.ref(guards, functools.partial(_releasing(), weakref.ref(compiled)))
-        self._backend, self._scope = backend, scope
-        self._later = later
-        self._next = len(later) + 1
-
-    def is_of(self, guards: Any) -> bool:
-        """Whether these are the guards of the code."""
-        return self._guards() is guards
-
-    def matches(self, values: dict[str, Any]) -> bool:
-        """Whether the code fits a call, without the key of detection.
-
-        Args:
-            values: the local variables of the call.
-        """
-        guards = self._guards()
-        if guards is None or guards.extra_state is None:  # Dynamo has discarded the code
-            return False
-        if self._scope >= 0 and self._scope != torch_internals.current_scope():
-            return False
-        return bool(guards.root.check(values)) and torch_internals.is_compiling_with(self._backend)
-
-    def is_first(self, values: dict[str, Any]) -> bool:
-        """Whether a call uses the twin: it fits, and no newer one does."""
-        later = self._later
-        return self.matches(values) and not any(later[i].matches(values) for i in range(self._next, len(later)))
+_GUARDS = "_torchnan_guards"  # an attribute of the guards of a twin: a weak reference to those of its code
 
 
 class Twins:
@@ -69,7 +29,7 @@ class Twins:
 
     def __init__(self) -> None:
         self._codes: dict[int, weakref.ref[CodeType]] = {}
-        self._later: dict[int, list[_Check]] = {}
+        self._guards: dict[int, _C.TwinGuards] = {}
 
     def add_known(self) -> None:
         """Adds twins for all code that was compiled before."""
@@ -101,14 +61,14 @@ class Twins:
 
     def _add(self, code: CodeType, guards: Any, compiled: CodeType, backend: Any, scope: int) -> None:
         self._codes[id(code)] = weakref.ref(code)
-        present = [getattr(entry.guard_manager, _CHECK, None) for entry in torch_internals.package_entries(code)]
-        if any(check is not None and check.is_of(guards) for check in present):  # it could not be removed
+        present = [getattr(entry.guard_manager, _GUARDS, None) for entry in torch_internals.package_entries(code)]
+        if any(known is not None and known() is guards for known in present):  # it could not be removed
             return
-        later = self._later.setdefault(id(code), [])
-        check = _Check(guards, compiled, backend, scope, later)
-        entry = torch_internals.add_package_entry(code, _C.check_without_key(check.is_first), compiled)
-        setattr(entry, _CHECK, check)
-        later.append(check)
+        if id(code) not in self._guards:
+            self._guards[id(code)] = _C.TwinGuards(*torch_internals.callback_of_compiled())
+        reference = weakref.ref(guards, functools.partial(_releasing(), weakref.ref(compiled)))
+        check = self._guards[id(code)].add(reference, backend, scope)
+        setattr(torch_internals.add_package_entry(code, check, compiled), _GUARDS, reference)
 
     def remove(self) -> None:
         """Removes all twins, unless another thread may be looking at them: then they stay, and fit no call."""
@@ -117,10 +77,10 @@ class Twins:
             code = reference()
             if code is None:
                 continue
-            if all(hasattr(entry.guard_manager, _CHECK) for entry in torch_internals.package_entries(code)):
+            if all(hasattr(entry.guard_manager, _GUARDS) for entry in torch_internals.package_entries(code)):
                 torch_internals.remove_package_entries(code)  # none is of the program
         self._codes.clear()
-        self._later.clear()
+        self._guards.clear()
 
 
 @functools.cache
@@ -141,6 +101,6 @@ def without_twins(list_entries: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(list_entries)
     def list_others(code: CodeType) -> list[Any]:
-        return [entry for entry in list_entries(code) if not hasattr(entry.guard_manager, _CHECK)]
+        return [entry for entry in list_entries(code) if not hasattr(entry.guard_manager, _GUARDS)]
 
     return list_others

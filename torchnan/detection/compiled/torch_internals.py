@@ -439,12 +439,12 @@ def remove_package_entries(code: types.CodeType) -> None:
     """Removes all such entries of a function, unless another thread runs compiled code and may be looking at them."""
     kept = [entry.guard_manager for entry in package_entries(code)]  # so that no destructor runs
     remove = functools.partial(torch._C._dynamo.eval_frame._reset_precompile_entries, code)
-    _C.call_unless_running(_callback_of_compiled()[0], remove)
+    _C.call_unless_running(callback_of_compiled()[0], remove)
     kept.clear()
 
 
 @functools.cache
-def _callback_of_compiled() -> tuple[types.CodeType, int]:
+def callback_of_compiled() -> tuple[types.CodeType, int]:
     """Returns the code of the function that runs a compiled one in its place, and the index of its free variable that
     Dynamo calls to compile."""
     from torch._dynamo.eval_frame import _TorchDynamoContext
@@ -459,18 +459,6 @@ def backend_of(callback: Any) -> Any:
     while (inner := getattr(callback, "_torchdynamo_orig_backend", None)) is not None:
         callback = inner
     return callback
-
-
-def is_compiling_with(backend: Any) -> bool:
-    """Whether Dynamo, which looks for code to run on this thread, may use code of a backend."""
-    from torch._dynamo import eval_frame
-
-    callback, stance = _C.free_variable(*_callback_of_compiled()), eval_frame._stance
-    if callback is False or callback is None or stance.stance == "eager_on_recompile":
-        return True
-    is_forced = stance.stance == "default" and stance.backend is not None
-    current = eval_frame.get_compiler_fn(stance.backend) if is_forced else backend_of(callback)
-    return bool(current is backend or current == backend)
 
 
 def traced_code() -> list[types.CodeType]:
