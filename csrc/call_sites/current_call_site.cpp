@@ -41,9 +41,14 @@ torch::autograd::Node* running_node() {
   return node == node_outside ? nullptr : node;
 }
 
-void leave_running_node() { node_outside = torch::autograd::get_current_node().get(); }
+OutsideOfNode::OutsideOfNode()
+    : before_(std::exchange(node_outside, torch::autograd::get_current_node().get())),
+      replayed_before_(set_replayed_node(std::nullopt)) {}
 
-void return_to_running_node() { node_outside = nullptr; }
+OutsideOfNode::~OutsideOfNode() {
+  set_replayed_node(replayed_before_);
+  node_outside = before_;
+}
 
 std::optional<NodeSite> current_node_site() {
   const torch::autograd::Node* const node = running_node();
@@ -51,7 +56,9 @@ std::optional<NodeSite> current_node_site() {
   return site_of(*node);
 }
 
-void set_replayed_node(std::optional<NodeSite> site) { replayed_node = std::move(site); }
+std::optional<NodeSite> set_replayed_node(std::optional<NodeSite> site) {
+  return std::exchange(replayed_node, std::move(site));
+}
 
 void set_outer_stack(SiteId stack) { outer_stack = stack; }
 

@@ -31,16 +31,26 @@ TORCHNAN_API NodeSite site_of(const torch::autograd::Node& node);
 // Returns the backward node that the engine runs on this thread, null if there is none.
 TORCHNAN_API torch::autograd::Node* running_node();
 
-// Lets the node that runs now count as none, until return_to_running_node(): this thread works for torchnan inside of
-// it. Nodes that this work runs count.
-TORCHNAN_API void leave_running_node();
-TORCHNAN_API void return_to_running_node();
+// Makes this thread work for torchnan inside of the node that runs now: this node counts as none, and no node is
+// replayed. Nodes that the work runs, or replays, count.
+class TORCHNAN_API OutsideOfNode {
+ public:
+  OutsideOfNode();
+  ~OutsideOfNode();
+  OutsideOfNode(const OutsideOfNode&) = delete;
+  OutsideOfNode& operator=(const OutsideOfNode&) = delete;
+
+ private:
+  const torch::autograd::Node* const before_;
+  const std::optional<NodeSite> replayed_before_;
+};
 
 // Returns the site of the running node, or else that of the replayed one.
 TORCHNAN_API std::optional<NodeSite> current_node_site();
 
 // Sets the node of this thread while the engine runs none on it, because a replay repeats operations of that node.
-TORCHNAN_API void set_replayed_node(std::optional<NodeSite> site);
+// Returns the one that was set before.
+TORCHNAN_API std::optional<NodeSite> set_replayed_node(std::optional<NodeSite> site);
 
 // Sets the stack in which the stacks of this thread are nested, while it runs a callback for other code. 0 ends that.
 TORCHNAN_API void set_outer_stack(SiteId stack);

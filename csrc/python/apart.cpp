@@ -6,7 +6,6 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "call_sites/current_call_site.h"
 #include "detection/thread_state.h"
 #include "operators/dispatch_key.h"
 #include "python/frame_walk.h"
@@ -51,14 +50,12 @@ Apart::Apart() : as_new_(state_of_a_new_thread()) {
   ThreadState::current().suspend();
   ThreadState::current().private_generators = &generators_;
   end_stack_here();
-  leave_running_node();
   c10::impl::tls_set_dispatch_key_included(kInterceptorKey, true);
   of_thread = this;
 }
 
 Apart::~Apart() {
   of_thread = nullptr;
-  return_to_running_node();
   continue_stack();
   ThreadState::current().private_generators = nullptr;
   ThreadState::current().resume();

@@ -4,6 +4,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <pybind11/pybind11.h>
 
+#include "call_sites/current_call_site.h"
 #include "detection/private_generators.h"
 
 namespace torchnan {
@@ -32,6 +33,7 @@ class Apart {
 
   at::ThreadLocalStateGuard as_new_;
   PrivateGenerators generators_;
+  OutsideOfNode outside_of_node_;
   Observer profiler_;
   Observer tracer_;
 };

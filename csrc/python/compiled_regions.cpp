@@ -140,8 +140,8 @@ const torch::autograd::Node* node_in(const py::handle& node) {
 // Makes a call as part of a backward node that no engine runs. The node is `node`, or only its `name` is known.
 py::object call_in_node(const std::string& name, const py::handle& node, const py::function& call) {
   const torch::autograd::Node* const known = node_in(node);
-  const auto leave = c10::make_scope_exit([outer = current_node_site()] { set_replayed_node(outer); });
-  set_replayed_node(known == nullptr ? NodeSite{name} : site_of(*known));
+  auto outer = set_replayed_node(known == nullptr ? NodeSite{name} : site_of(*known));
+  const auto leave = c10::make_scope_exit([&outer] { set_replayed_node(std::move(outer)); });
   return call();
 }
 

@@ -137,6 +137,22 @@ def test_a_backward_node_that_runs_is_not_the_node_of_what_runs_apart():
     assert session.findings == []
 
 
+def test_a_replay_inside_of_a_node_leaves_nothing_of_it():
+    @torch.compile
+    def rescale(module, grad_in, grad_out):
+        return (grad_in[0] / grad_in[0].abs().max(),)  # 0 / 0
+
+    layer = torch.nn.Linear(2, 2)
+    torch.nn.init.zeros_(layer.weight)
+    layer.register_full_backward_hook(rescale)
+    with torchnan.detect(action="log") as session:
+        layer(torch.ones(1, 2, requires_grad=True)).sum().backward()
+        torch.log(torch.zeros(2) - 1)
+    in_hook, later = session.findings
+    assert (in_hook.op, in_hook.phase) == ("aten::div", "backward")
+    assert (later.op, later.phase, later.node) == ("aten::log", "forward", None)
+
+
 def test_a_thread_works_for_its_sessions_again_afterwards():
     with torchnan.detect(action="log") as session:
         apart(lambda: torch.log(-torch.ones(1)).item())
