@@ -102,6 +102,7 @@ class CallbackSite:
 class ThreadModes:
     grad: bool
     inference: bool
+    packs_saved: bool
     autocast: list[tuple[str, torch.dtype]]
 
 class RegionCall:

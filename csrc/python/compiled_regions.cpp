@@ -199,6 +199,7 @@ void bind_compiled_regions(py::module_& m) {
   py::class_<Modes>(m, "ThreadModes")
       .def_readonly("grad", &Modes::grad)
       .def_readonly("inference", &Modes::inference)
+      .def_readonly("packs_saved", &Modes::packs_saved)
       .def_readonly("autocast", &Modes::autocast);
   py::class_<RegionBorder, std::shared_ptr<RegionBorder>>(m, "RegionBorder")
       .def(py::init<const py::kwargs&>())

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -90,6 +91,7 @@ struct RegionBorder {
 struct Modes {
   bool grad = c10::GradMode::is_enabled();
   bool inference = c10::InferenceMode::is_enabled();
+  bool packs_saved = at::SavedTensorDefaultHooks::get_hooks().has_value();  // by hooks of the program
   std::vector<std::pair<std::string, at::ScalarType>> autocast;
 
   Modes();

@@ -90,6 +90,26 @@ def test_the_origin_in_programs_of_public_reports_is_named(name):
     assert finding.compiled.region == name
 
 
+def test_a_value_that_only_a_hook_on_saved_tensors_makes_is_named_by_its_region():
+    called = []
+
+    def unpack(packed):
+        called.append(packed)
+        return packed.float()
+
+    compiled = torch.compile(lambda w: torch.log(w * 1.0).sum())
+    w = torch.tensor([1e-9, 0.5], requires_grad=True)
+    with torchnan.detect(action="log") as session:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), unpack):
+            y = compiled(w)
+        y.backward()  # 1 / 0: the logarithm's input is 0 in float16
+    (finding,) = session.findings
+    assert (finding.origin, finding.phase) == ("compiled", "backward")
+    obstacle = "its replay gave finite values, and calls no hook that packs or unpacks saved tensors"
+    assert finding.compiled.obstacle == obstacle
+    assert len(called) == 1  # by the program
+
+
 def test_each_thread_that_takes_part_is_followed():
     compiled = torch.compile(lambda x: torch.log(x).sum())
     compiled(torch.ones(4))

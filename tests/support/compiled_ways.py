@@ -335,18 +335,6 @@ def hook_in_backward():
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-@case("backward", "aten::div", node="LogBackward0")
-def hooks_on_what_is_saved():
-    def loss(w):
-        return torch.log(w * 1.0).sum()  # BUG
-
-    w = torch.tensor([1e-9, 0.5], requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
-        y = torch.compile(loss)(w)
-    y.backward()
-    torch.optim.SGD([w], lr=0.1).step()
-
-
 @case("forward", "aten::log")
 def gradient_transform():
     @torch.compile

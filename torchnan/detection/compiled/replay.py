@@ -336,6 +336,8 @@ class _Replay:
         if len(outcome.found) == len(bad):
             return outcome
         outcome.obstacle = f"its replay failed: {errors[0]}" if errors else "its replay gave finite values"
+        if self.tangents is not None and self.call.modes.packs_saved:
+            outcome.obstacle += ", and calls no hook that packs or unpacks saved tensors"
         return outcome
 
     @contextlib.contextmanager
