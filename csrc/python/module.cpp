@@ -84,8 +84,8 @@ std::shared_ptr<DetectionSession> session_from(const py::dict& values) {
   return with_os_errors([&] { return make_session(options_from(values)); });
 }
 
-void append_line(const py::str& path, const std::string& line) {
-  with_os_errors([&] { AppendOnlyFile(from_py_str(path)).append(line); });
+int64_t append_line(const py::str& path, const std::string& line, const std::string& first) {
+  return with_os_errors([&] { return AppendOnlyFile(from_py_str(path)).append(line, first); });
 }
 
 void bind_session_class(py::module_& m) {
@@ -238,7 +238,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("option_table", &option_table);
   m.def("accepts_option", &accepts_option, py::arg("name"), py::arg("value"));
   m.def("option_contradictions", &contradictions_of, py::arg("values"));
-  m.def("append_line", &append_line, py::arg("path"), py::arg("line"));
+  m.def("append_line", &append_line, py::arg("path"), py::arg("line"), py::arg("first") = "");
   bind_text(m);
   bind_session_class(m);
   bind_session(m);

@@ -30,22 +30,23 @@ struct stat about(int fd) {
 
 AppendOnlyFile::AppendOnlyFile(const std::string& path) : path_(path), fd_(open(path.c_str(), kAppend, 0600)) {
   if (fd_ < 0) refuse(errno);
-  const mode_t mode = about(fd_).st_mode;
-  is_regular_ = S_ISREG(mode);
-  if (is_regular_ || S_ISCHR(mode)) return;
+  opened_ = about(fd_);
+  is_regular_ = S_ISREG(opened_.st_mode);
+  if (is_regular_ || S_ISCHR(opened_.st_mode)) return;
   close(fd_);
   refuse(ENXIO);
 }
 
 AppendOnlyFile::~AppendOnlyFile() { close(fd_); }
 
-void AppendOnlyFile::append(std::string line) {
-  const off_t end = size();
+off_t AppendOnlyFile::append(std::string line, const std::string& first) {
+  const off_t end = opened_.st_size;
+  if (end == 0) line.insert(0, first);
   if (ends_without_newline()) line.insert(line.begin(), '\n');
   size_t written = 0;
   const int error = write_all(line, written);
-  if (error == 0) return;
-  const bool nobody_came_after = size() == end + static_cast<off_t>(written);
+  if (error == 0) return end + static_cast<off_t>(written);
+  const bool nobody_came_after = about(fd_).st_size == end + static_cast<off_t>(written);
   if (is_regular_ && written > 0 && nobody_came_after && ftruncate(fd_, end) != 0) {
     // A partial line remains, and the next append will terminate it.
   }
@@ -60,21 +61,19 @@ void AppendOnlyFile::refuse(int error) const {
                           fmt::format("log '{}' cannot be opened ({})", printable(path_), advice));
 }
 
-off_t AppendOnlyFile::size() const { return about(fd_).st_size; }
-
 // Whether a killed process has left a partial line, rather than another process being about to complete it.
 bool AppendOnlyFile::ends_without_newline() const {
-  const struct stat file = about(fd_);
   char last = '\n';
-  if (!is_regular_ || file.st_size == 0 || pread(fd_, &last, 1, file.st_size - 1) != 1 || last == '\n') return false;
-  return time(nullptr) - file.st_mtime > kMaxWriteSeconds;
+  if (!is_regular_ || opened_.st_size == 0 || pread(fd_, &last, 1, opened_.st_size - 1) != 1 || last == '\n')
+    return false;
+  return time(nullptr) - opened_.st_mtime > kMaxWriteSeconds;
 }
 
 // Writing beyond the limit on file sizes kills a process that does not ignore SIGXFSZ.
 bool AppendOnlyFile::exceeds_limit(size_t bytes) const {
   rlimit limit{};
   if (!is_regular_ || getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
-  return static_cast<rlim_t>(size()) + bytes > limit.rlim_cur;
+  return static_cast<rlim_t>(about(fd_).st_size) + bytes > limit.rlim_cur;
 }
 
 // Returns 0, or the error number if not everything was written.

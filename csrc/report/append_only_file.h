@@ -1,6 +1,7 @@
 // A log file to which lines are appended.
 #pragma once
 
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include <string>
@@ -21,18 +22,19 @@ class TORCHNAN_API AppendOnlyFile {
   AppendOnlyFile& operator=(const AppendOnlyFile&) = delete;
 
   // Appends a line, which ends with a line break: all of it or, if possible, nothing. Never continues a partial line of
-  // a killed process. Throws std::system_error.
-  void append(std::string line);
+  // a killed process. An empty file gets `first` before it, by the same write. Returns the bytes that the file has
+  // then. Throws std::system_error.
+  off_t append(std::string line, const std::string& first = "");
 
  private:
   [[noreturn]] void refuse(int error) const;
-  off_t size() const;
   bool ends_without_newline() const;
   bool exceeds_limit(size_t bytes) const;
   int write_all(const std::string& line, size_t& written) const;
 
   const std::string path_;
   const int fd_;
+  struct stat opened_{};  // what it was when it was opened
   bool is_regular_ = false;
 };
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.synthetic_runs import CURVES, NOISES, SCHEDULES, training, with_scaler
 from torchnan.diagnosis import Thresholds, diagnose
+from torchnan.training.diagnosis.decision_tree import problems
 from torchnan.training.diagnosis.extreme_value import max_quantile, outlier_threshold
 
 
@@ -36,6 +37,24 @@ def false_alarms(seeds):
 
 def test_no_false_alarm_in_200_healthy_runs():
     assert false_alarms(range(4)) == []
+
+
+@pytest.mark.parametrize("plant", ["nothing", "spike", "rise", "overflow", "nan"])
+def test_a_running_training_gets_the_bad_verdicts_of_a_whole_one(plant):
+    for seed, noise in itertools.product(range(6), NOISES):
+        made = training([seed, len(noise)], steps=900, noise=noise, curve="converged")
+        if plant == "spike":
+            made.raise_loss(500, 4.0, until=502)
+        if plant == "rise":
+            made["loss"][600:] *= np.linspace(1, 3, 300)
+        if plant == "overflow":
+            made = with_scaler(made, overflow_at=[600, 601, 602])
+        if plant == "nan":
+            made["loss"][700:] = np.nan
+        run = made.run()
+        bad = [verdict for verdict in diagnose(run, is_whole=False).verdicts if verdict.is_bad]
+        assert problems(run, Thresholds()).verdicts == bad
+        assert plant == "nothing" or bad
 
 
 @pytest.mark.slow

@@ -9,12 +9,15 @@ import torch
 from torch import nn
 
 import torchnan
+from tests.support.forked_python import run_forked
 from tests.support.guarded_steps import Training, bad_batch, batch_of
 from tests.support.monitored_training import lines_of, noisy, rows_of, steady
 from torchnan.config.options import OptionError
 from torchnan.diagnosis import diagnose
 from torchnan.recovery import TrainingStopped
 from torchnan.training.monitor import online
+from torchnan.training.monitor.row import Row
+from torchnan.training.monitor.window import Window
 
 
 @pytest.fixture
@@ -119,6 +122,31 @@ def test_the_tree_is_walked_when_there_is_a_reason_or_every_few_rows(monkeypatch
     assert walks == [50, 100, 121]
 
 
+def test_the_end_diagnoses_the_rows_since_the_last_walk(path):
+    monitor = torchnan.Monitor(log=path, judge_every=1000)
+    rising = [2.0 + max(0, i - 200) * 0.01 + 0.01 * (i % 7) for i in range(500)]
+    steady(monitor, rising, lr=0.1)
+    monitor.close()
+    assert [v.kind for v in monitor.verdicts] == ["silent_divergence"]
+    assert [line["step"] for line in lines_of(path) if "verdict" in line] == [500]
+    monitor.close()
+    assert len(monitor.verdicts) == 1
+
+
+def test_a_forked_process_leaves_the_rows_to_its_parent(path):
+    code = """
+import os, sys, torchnan
+monitor = torchnan.Monitor(log=sys.argv[1], judge_every=1000)
+for i in range(500):
+    monitor.step(loss=2.0 + max(0, i - 200) * 0.01 + 0.01 * (i % 7))
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+"""
+    assert run_forked(code, str(path)).returncode == 0
+    assert [line["step"] for line in lines_of(path) if "verdict" in line] == [500]
+
+
 def test_the_window_is_bounded(path):
     monitor = torchnan.Monitor(log=path, window=50)
     steady(monitor, noisy(333), lr=0.1)
@@ -126,6 +154,27 @@ def test_the_window_is_bounded(path):
     run = window.run()
     assert run.step.tolist() == list(range(284, 334))
     assert run.columns["loss"].values.tolist() == noisy(333)[-50:]
+
+
+def test_a_window_is_what_was_added_however_many_rows_wait():
+    window, kept = Window(50, None, ["a", "b"]), []
+    for i in range(1, 400):
+        step = i if i % 90 else i - 30  # the run goes back
+        kept = [row for row in kept if row.step < step][-49:]
+        kept.append(Row(step, loss=None if i % 3 == 0 else float(i), lr=[0.1, i / 10] if i % 4 else None))
+        window.add(kept[-1])
+        if i % 17 == 0:
+            window.set_skipped(True)
+            kept[-1].skipped = True
+        if i % 37 and i % 90:
+            continue
+        run = window.run()
+        assert len(window) == len(kept)
+        assert run.step.tolist() == [row.step for row in kept]
+        assert run.column("loss").given.tolist() == [row.loss is not None for row in kept]
+        wanted = [max(row.lr) for row in kept if row.lr]
+        assert run.column("lr").values[run.column("lr").given].tolist() == wanted
+        assert run.column("skipped").given.tolist() == [row.skipped is not None for row in kept]
 
 
 # -- in a guard

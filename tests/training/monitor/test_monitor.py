@@ -175,6 +175,10 @@ class OnItsWay(async_copy.AsyncCopy):
 
     done = False
 
+    @staticmethod
+    def is_needed(tensor):
+        return True
+
     @property
     def is_ready(self):
         return OnItsWay.done
@@ -240,6 +244,10 @@ class Copying(async_copy.AsyncCopy):
 
     def __init__(self, tensors):
         super().__init__({name: tensor.clone() for name, tensor in tensors.items()})
+
+    @staticmethod
+    def is_needed(tensor):
+        return True
 
     is_ready = False
 

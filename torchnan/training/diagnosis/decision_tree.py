@@ -46,26 +46,38 @@ def diagnose(
         raise ValueError(f"there is nothing to diagnose: {printable(run.source or 'the run')} has no rows.")
     if run.parts:
         return _combined({name: diagnose(part, thresholds, is_whole=is_whole) for name, part in run.parts.items()})
-    diagnosis = DiagnosisBuilder()
     run, masked = revealed(run)
     scale = scale_history(run, thresholds)
-    signals = Signals.from_run(run, thresholds)
+    diagnosis = _walk(run, masked, scale, thresholds, is_whole=is_whole)
+    return Diagnosis(_ranked(diagnosis, run, scale), diagnosis.questions, forecasts(run, thresholds))
 
-    nonfinite.evaluate(run, scale, signals.jumps, diagnosis, masked)
+
+def problems(run: Run, thresholds: Thresholds) -> Diagnosis:
+    """Diagnoses the last rows of a running training like :func:`diagnose`, except that there is no verdict if
+    nothing is wrong."""
+    run, masked = revealed(run)
+    diagnosis = _walk(run, masked, scale_history(run, thresholds), thresholds, is_whole=False)
+    return Diagnosis(sorted(diagnosis.verdicts, key=_badness), diagnosis.questions, forecasts(run, thresholds))
+
+
+def _walk(run: Run, masked: str, scale: ScaleHistory, thresholds: Thresholds, *, is_whole: bool) -> DiagnosisBuilder:
+    diagnosis = DiagnosisBuilder()
+    signals = Signals(run, thresholds)
+
+    nonfinite.evaluate(run, scale, signals, diagnosis, masked)
     decided = bool(diagnosis.verdicts)
 
     episodes = spike.find(run, signals, thresholds)
-    up = silent_divergence.find(run, episodes, signals.jumps, thresholds)
+    up = silent_divergence.find(run, episodes, signals, thresholds)
     spikes, symptoms = _split_off_symptoms(episodes, up)
     spike.evaluate(run, spikes, signals, diagnosis, thresholds)
 
     if not decided:  # section 1 covers section 3 where the dtype requires it
         precision.evaluate(run, scale, diagnosis, thresholds)
-    silent_divergence.evaluate(run, up, signals.jumps, symptoms, diagnosis, thresholds)
+    silent_divergence.evaluate(run, up, signals, symptoms, diagnosis, thresholds)
     if is_whole:
         learning.evaluate(run, diagnosis, thresholds)
-
-    return Diagnosis(_ranked(diagnosis, run, scale), diagnosis.questions, forecasts(run, thresholds))
+    return diagnosis
 
 
 def _combined(found: dict[str, Diagnosis]) -> Diagnosis:
@@ -91,18 +103,18 @@ def _split_off_symptoms(episodes: list[Episode], up: Rise | None) -> tuple[list[
     return spikes, len(episodes) - len(spikes)
 
 
+def _badness(verdict: Verdict) -> tuple[int, bool, float]:
+    height = float(verdict.evidence.get("surprise", 0.0))
+    return WORST_FIRST.index(verdict.kind), verdict.cause == "unknown", -height
+
+
 def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[Verdict]:
     """Returns the verdicts, the worst first. If there are none, returns that the run is healthy, or why that is
     unknown."""
-
-    def badness(verdict: Verdict) -> tuple[int, bool, float]:
-        height = float(verdict.evidence.get("surprise", 0.0))
-        return WORST_FIRST.index(verdict.kind), verdict.cause == "unknown", -height
-
     unread = _unread(run)
     missing = unread if diagnosis.verdicts else [*_missing(run, scale), *unread]
     if diagnosis.verdicts and not missing:
-        return sorted(diagnosis.verdicts, key=badness)
+        return sorted(diagnosis.verdicts, key=_badness)
     steps = int(run.step[0]), int(run.step[-1])
     loss = run.column("loss")
     last = loss.values[loss.given][-100:]
@@ -117,7 +129,7 @@ def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[
         rows=len(run),
         loss=float(np.median(last)) if len(last) else None,
     )
-    return sorted(diagnosis.verdicts, key=badness)
+    return sorted(diagnosis.verdicts, key=_badness)
 
 
 def _missing(run: Run, scale: ScaleHistory) -> list[str]:

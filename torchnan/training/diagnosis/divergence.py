@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -18,25 +19,83 @@ MAX_BLOCKS = 400  # the last ones of a long run; the whole run is tested in coar
 
 @dataclasses.dataclass(frozen=True)
 class Rise:
-    """A rise of the loss that lasts to the end of the run.
+    """A rise of the loss that lasts to the end of the run. Each number is computed when it is asked for: a healthy run
+    needs the first of them alone.
 
     Attributes:
-        first: step at which it begins; ``last``: last step of the run.
-        low, high: level at the beginning and at the end.
-        noise: deviation of the loss from its level, per step, or of the level itself if that varies more.
-        tau: Kendall's tau of level and time, from beginning to end: 1 is monotonic.
-        p_value: probability of such a tau without a trend.
-        largest_earlier: largest rise before this one.
+        loss: the whole series.
+        values: its last rows, in blocks.
+        level: median of each block, which spikes do not affect.
+        start: number of the block from which the level rises.
     """
 
-    first: int
-    last: int
-    low: float
-    high: float
-    noise: float
-    tau: float
-    p_value: float
-    largest_earlier: float
+    loss: Series
+    values: FloatArray
+    level: FloatArray
+    start: int
+
+    @functools.cached_property
+    def tau(self) -> float:
+        """Kendall's tau of level and time, from beginning to end: 1 is monotonic; NaN for a constant level."""
+        level = self.level[self.start :]
+        after = np.sign(np.subtract.outer(level, level))[np.tril_indices(len(level), -1)]  # each pair, the later first
+        untied = np.count_nonzero(after)
+        return float(after.sum() / np.sqrt(len(after)) / np.sqrt(untied)) if untied else np.nan
+
+    @functools.cached_property
+    def p_value(self) -> float:
+        """Probability of such a tau without a trend."""
+        from scipy.stats import kendalltau
+
+        return float(kendalltau(np.arange(len(self.level) - self.start), self.level[self.start :]).pvalue)
+
+    @functools.cached_property
+    def low(self) -> float:
+        """Level at the beginning."""
+        return float(np.median(self.level[max(0, self.start - 1) : self.start + 2]))
+
+    @functools.cached_property
+    def high(self) -> float:
+        """Level at the end."""
+        return float(np.median(self.level[-3:]))
+
+    @functools.cached_property
+    def wander(self) -> float:
+        """Deviation of the level from one that falls to the beginning and rises from there."""
+        from scipy.optimize import isotonic_regression
+        from scipy.stats import median_abs_deviation
+
+        down = isotonic_regression(self.level[: self.start + 1], increasing=False).x
+        up = isotonic_regression(self.level[self.start :]).x
+        return float(median_abs_deviation(self.level - np.concatenate([down[:-1], up]), scale="normal"))
+
+    @functools.cached_property
+    def noise(self) -> float:
+        """Deviation of the loss from its level, per step, or of the level itself if that varies more."""
+        from scipy.stats import median_abs_deviation
+
+        within = median_abs_deviation(self.values - self.level[:, None], axis=None, scale="normal")
+        least = 1e-9 * abs(float(self.level[self.start])), float(np.finfo(float).tiny)
+        return max(self.wander, float(within), *least)
+
+    @functools.cached_property
+    def first(self) -> int:
+        """Step at which it begins."""
+        level = self.level[self.start :]
+        at_low = np.flatnonzero(level <= self.low + 2 * self.wander)  # a rise that gets faster has its corner late
+        begin = self.start + min(_hinge(level), int(at_low.max(initial=0)))
+        return int(self.loss.step[len(self.loss) - self.values[begin:].size])
+
+    @property
+    def last(self) -> int:
+        """The last step of the run."""
+        return int(self.loss.step[-1])
+
+    @functools.cached_property
+    def largest_earlier(self) -> float:
+        """The largest rise before this one."""
+        before = self.level[: self.start]
+        return float((before - np.minimum.accumulate(before)).max(initial=0.0))
 
     @property
     def sigmas(self) -> float:
@@ -62,7 +121,7 @@ def rise(loss: Series, thresholds: Thresholds) -> Rise | None:
 
 
 def _rise(loss: Series, block: int, window: int) -> Rise | None:
-    """Finds a rise in the medians of blocks, which spikes do not affect."""
+    """Finds a rise in the medians of blocks."""
     count = min(len(loss) // block, MAX_BLOCKS)
     if count < BLOCKS + 2:
         return None
@@ -71,21 +130,7 @@ def _rise(loss: Series, block: int, window: int) -> Rise | None:
     start = int(np.argmin(np.convolve(level, np.ones(3) / 3, "valid"))) + 1
     if (count - start) * block < window - 2 * block:
         return None
-    from scipy.optimize import isotonic_regression
-    from scipy.stats import kendalltau, median_abs_deviation
-
-    down = isotonic_regression(level[: start + 1], increasing=False).x
-    up = isotonic_regression(level[start:]).x
-    wander = median_abs_deviation(level - np.concatenate([down[:-1], up]), scale="normal")
-    within = median_abs_deviation(values - level[:, None], axis=None, scale="normal")
-    noise = max(float(wander), float(within), 1e-9 * abs(float(level[start])), float(np.finfo(float).tiny))
-    tau = kendalltau(np.arange(count - start), level[start:])
-    low, high = float(np.median(level[max(0, start - 1) : start + 2])), float(np.median(level[-3:]))
-    at_low = np.flatnonzero(level[start:] <= low + 2 * wander)  # a rise that gets faster has its corner late
-    begin = start + min(_hinge(level[start:]), int(at_low.max(initial=0)))
-    first = int(loss.step[len(loss) - (count - begin) * block])
-    earlier = float((level[:start] - np.minimum.accumulate(level[:start])).max(initial=0.0))
-    return Rise(first, int(loss.step[-1]), low, high, noise, float(tau.statistic), float(tau.pvalue), earlier)
+    return Rise(loss, values, level, start)
 
 
 def _hinge(level: FloatArray) -> int:

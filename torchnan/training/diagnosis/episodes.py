@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -44,13 +45,15 @@ class Episode:
     is_single: bool
 
 
-def episodes(loss: Series, unusual: BoolArray, signal_steps: IntArray, thresholds: Thresholds) -> list[Episode]:
+def episodes(
+    loss: Series, unusual: BoolArray, signal_steps: Callable[[], IntArray], thresholds: Thresholds
+) -> list[Episode]:
     """Returns the episodes that exceed chance, in order.
 
     Args:
         loss: finite values.
         unusual: rows that do not represent the level, such as those of repeated batches.
-        signal_steps: steps of other signals; near them a lower surprise is sufficient.
+        signal_steps: returns the steps of other signals, if they are needed; near them a lower surprise is sufficient.
         thresholds: limits of the decision tree.
     """
     found: list[Episode] = []
@@ -66,7 +69,9 @@ def episodes(loss: Series, unusual: BoolArray, signal_steps: IntArray, threshold
     return sorted(found, key=lambda episode: episode.step)
 
 
-def _pass(loss: Series, usual: BoolArray, signal_steps: IntArray, thresholds: Thresholds) -> list[Episode]:
+def _pass(
+    loss: Series, usual: BoolArray, signal_steps: Callable[[], IntArray], thresholds: Thresholds
+) -> list[Episode]:
     prediction = predict(loss.values, loss.window_rows(thresholds), usual)
     with np.errstate(invalid="ignore"):
         high = loss.values > prediction.mean + thresholds.spike_sigma * prediction.sigma
@@ -77,7 +82,7 @@ def _pass(loss: Series, usual: BoolArray, signal_steps: IntArray, thresholds: Th
     starts, peaks = _starts_and_peaks(rows, groups, prediction.surprise)
     known = np.isfinite(prediction.surprise)
     ordinary = prediction.surprise[known & usual & ~high]
-    levels = _levels(loss, ordinary, starts, peaks, int(known.sum()), signal_steps, thresholds)
+    levels = _levels(loss, ordinary, starts, peaks, int(known.sum()), signal_steps(), thresholds)
     shifts = _shifts(loss, prediction, thresholds)
     persistent = _is_persistent(shifts, starts, loss, thresholds)
     chosen = np.flatnonzero((peaks > levels) | persistent)

@@ -14,7 +14,7 @@ from torchnan.training.diagnosis.formatting import display_name, format_number
 from torchnan.training.diagnosis.loss_scale import ScaleHistory
 from torchnan.training.diagnosis.run import Run
 from torchnan.training.diagnosis.series import Series
-from torchnan.training.diagnosis.signals import RateJumps
+from torchnan.training.diagnosis.signals import Signals
 from torchnan.training.diagnosis.verdict import Cause, Suspect
 
 LOGARITHMS = {"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py"}
@@ -39,7 +39,7 @@ class _Failure:
     finding: dict[str, Any] | None
 
 
-def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: DiagnosisBuilder, masked: str = "") -> None:
+def evaluate(run: Run, scale: ScaleHistory, signals: Signals, diagnosis: DiagnosisBuilder, masked: str = "") -> None:
     """Answers Q1.1 to Q1.4 for each cause; in float16, section 3 decides (Q3.3).
 
     Args:
@@ -64,7 +64,7 @@ def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: Diagnos
         "by the loss scale" if scale.dtype and scale.inferred else "",
     )
     for failure in _failures(run, bad)[:MAX_CAUSES]:
-        _evaluate_failure(run, failure, scale, jumps, diagnosis)
+        _evaluate_failure(run, failure, scale, signals, diagnosis)
 
 
 def _evaluate_masked(run: Run, bad: IntArray, masked: str, diagnosis: DiagnosisBuilder) -> None:
@@ -102,7 +102,7 @@ def _evaluate_evaluation(run: Run, diagnosis: DiagnosisBuilder) -> None:
 
 
 def _evaluate_failure(
-    run: Run, failure: _Failure, scale: ScaleHistory, jumps: RateJumps, diagnosis: DiagnosisBuilder
+    run: Run, failure: _Failure, scale: ScaleHistory, signals: Signals, diagnosis: DiagnosisBuilder
 ) -> None:
     first, origin = int(run.step[failure.rows[0]]), failure.finding
     value = str(run.column("loss").values[failure.rows[0]])
@@ -124,7 +124,7 @@ def _evaluate_failure(
     if _is_overflow(scale, origin, rerun, gradient):
         _overflow(scale, origin, rerun, steps, first, diagnosis, evidence)
         return
-    suspects = _suspects(run, value, first, origin, rerun, gradient, jumps, regime)
+    suspects = _suspects(run, value, first, origin, rerun, gradient, signals, regime)
     diagnosis.answer("Q1.4", "What caused it?", display_name(suspects[0].cause), suspects[0].evidence)
     branch = "Q1.1 -> Q1.2 -> Q1.3 -> Q1.4"
     diagnosis.add_verdict("nonfinite", suspects, steps, branch, confidence="certain", **evidence)
@@ -283,7 +283,7 @@ def _suspects(
     origin: dict[str, Any] | None,
     rerun: bool | None,
     gradient: int | None,
-    jumps: RateJumps,
+    signals: Signals,
     regime: str,
 ) -> list[Suspect]:
     found: list[Suspect] = []
@@ -291,6 +291,7 @@ def _suspects(
         found.append(_of_origin(origin))
     if rerun is False:
         found.append(Suspect("structural", "likely", "it is not finite in float32 either, with the same data"))
+    jumps = signals.jumps
     near = jumps.step[(jumps.step >= first - 5 * CAUSE_STEPS) & (jumps.step <= first)]
     if len(near):
         found.append(Suspect("lr_discontinuity", "likely", f"the learning rate jumps at step {near[0]:,}"))

@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from torchnan.training.diagnosis.arrays import BoolArray, FloatArray, IntArray
+from torchnan.training.diagnosis.arrays import BoolArray, FloatArray, IntArray, median
 from torchnan.training.diagnosis.run import Run
 from torchnan.training.diagnosis.thresholds import Thresholds
 
@@ -34,7 +34,7 @@ class Series:
     @functools.cached_property
     def stride(self) -> float:
         """Median number of steps between two rows."""
-        return float(np.median(np.diff(self.step))) if len(self) > 1 else 1.0
+        return median(np.diff(self.step)) if len(self) > 1 else 1.0
 
     def to_rows(self, steps: float) -> int:
         """Converts a number of steps to rows, at least 1."""
@@ -72,7 +72,7 @@ def predict(values: FloatArray, window: int, usual: BoolArray) -> Prediction:
 
     Sums are convolutions, not differences of running sums: after a value of 1e8, those would stay wrong.
     """
-    centre = float(np.median(values)) if len(values) else 0.0
+    centre = median(values) if len(values) else 0.0
     y = values[usual] - centre
     if len(y) < window:
         return Prediction(*(np.full(len(values), np.nan) for _ in range(4)))
@@ -99,7 +99,7 @@ def _resolution(values: FloatArray) -> float:
     """
     steps = np.abs(np.diff(values[-5000:]))
     steps = steps[steps > 0]
-    tiny = 1e-9 * float(np.median(np.abs(values))) + float(np.finfo(np.float64).tiny)
+    tiny = 1e-9 * median(np.abs(values)) + float(np.finfo(np.float64).tiny)
     return max(float(steps.min()) if len(steps) else 0.0, tiny)
 
 

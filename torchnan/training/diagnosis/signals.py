@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from torchnan.training.diagnosis.arrays import FloatArray, IntArray
 from torchnan.training.diagnosis.run import Run
-from torchnan.training.diagnosis.series import Series, predict
+from torchnan.training.diagnosis.series import Prediction, Series, predict
 from torchnan.training.diagnosis.thresholds import Thresholds
 
 MAX_JUMPS = 1000  # bounds the work for a learning rate that jumps at every step
@@ -36,25 +37,55 @@ class BatchRepeats:
 
 @dataclasses.dataclass(frozen=True)
 class GradientNorms:
-    """Finite gradient norms before clipping, as multiples of their rolling mean, and their surprise."""
+    """Finite gradient norms before clipping."""
 
-    step: IntArray
-    ratio: FloatArray
-    surprise: FloatArray
+    norm: Series
+    thresholds: Thresholds
+
+    @property
+    def step(self) -> IntArray:
+        """The step of each."""
+        return self.norm.step
+
+    @functools.cached_property
+    def ratio(self) -> FloatArray:
+        """Each as a multiple of its rolling mean."""
+        with np.errstate(all="ignore"):
+            return self.norm.values / self._predict(self.norm.values).mean
+
+    @functools.cached_property
+    def surprise(self) -> FloatArray:
+        """That of their logarithms, because norms differ by factors."""
+        values = self.norm.values
+        smallest = values[values > 0].min() if (values > 0).any() else 1.0
+        with np.errstate(all="ignore"):
+            return self._predict(np.log(np.maximum(values, smallest))).surprise
+
+    def _predict(self, values: FloatArray) -> Prediction:
+        return predict(values, self.norm.window_rows(self.thresholds), np.ones(len(values), dtype=bool))
 
 
 @dataclasses.dataclass(frozen=True)
 class Signals:
-    """All signals of a run."""
+    """All signals of a run, each computed when it is asked for."""
 
-    jumps: RateJumps
-    repeats: BatchRepeats
-    gradients: GradientNorms
+    run: Run
+    thresholds: Thresholds
 
-    @classmethod
-    def from_run(cls, run: Run, thresholds: Thresholds) -> Signals:
-        """Computes all signals of a run."""
-        return cls(_rate_jumps(run, thresholds), _batch_repeats(run, thresholds), _gradient_norms(run, thresholds))
+    @functools.cached_property
+    def jumps(self) -> RateJumps:
+        """Jumps of the learning rate."""
+        return _rate_jumps(self.run, self.thresholds)
+
+    @functools.cached_property
+    def repeats(self) -> BatchRepeats:
+        """Repeated batches."""
+        return _batch_repeats(self.run, self.thresholds)
+
+    @functools.cached_property
+    def gradients(self) -> GradientNorms:
+        """Gradient norms."""
+        return GradientNorms(Series.from_run(self.run, "grad_norm"), self.thresholds)
 
 
 def _rate_jumps(run: Run, thresholds: Thresholds) -> RateJumps:
@@ -84,15 +115,3 @@ def _batch_repeats(run: Run, thresholds: Thresholds) -> BatchRepeats:
     at, earlier = order[1:][same & near], order[:-1][same & near]
     by_step = np.argsort(at)
     return BatchRepeats(step[at[by_step]], step[earlier[by_step]], len(at) / max(1, len(rows)))
-
-
-def _gradient_norms(run: Run, thresholds: Thresholds) -> GradientNorms:
-    """Returns the finite norms. Surprise is that of their logarithms, because norms differ by factors."""
-    norm = Series.from_run(run, "grad_norm")
-    window = norm.window_rows(thresholds)
-    everything = np.ones(len(norm), dtype=bool)
-    with np.errstate(all="ignore"):
-        ratio = norm.values / predict(norm.values, window, everything).mean
-        smallest = norm.values[norm.values > 0].min() if (norm.values > 0).any() else 1.0
-        surprise = predict(np.log(np.maximum(norm.values, smallest)), window, everything).surprise
-    return GradientNorms(norm.step, ratio, surprise)

@@ -13,7 +13,7 @@ from torchnan.training.diagnosis.extreme_value import OUTLIER_MARGIN
 from torchnan.training.diagnosis.formatting import format_number
 from torchnan.training.diagnosis.run import Run
 from torchnan.training.diagnosis.series import Series
-from torchnan.training.diagnosis.signals import RateJumps
+from torchnan.training.diagnosis.signals import Signals
 from torchnan.training.diagnosis.thresholds import Thresholds
 from torchnan.training.diagnosis.verdict import Suspect
 
@@ -22,7 +22,7 @@ MAX_P_VALUE = 0.01  # of the trend of the gradient norm
 ABRUPT_SHARE = 0.5  # of the rise: if one episode exceeds this, the rise is not slow
 
 
-def find(run: Run, found: list[Episode], jumps: RateJumps, thresholds: Thresholds) -> Rise | None:
+def find(run: Run, found: list[Episode], signals: Signals, thresholds: Thresholds) -> Rise | None:
     """Returns the slow rise that the run ends with, unless it is mostly one sudden episode.
 
     A rise together with the learning rate counts even if it is sudden. Together with the learning rate or a weight
@@ -31,7 +31,7 @@ def find(run: Run, found: list[Episode], jumps: RateJumps, thresholds: Threshold
     up = rise(Series.from_run(run, "loss"), thresholds)
     if up is None or up.tau < MIN_TAU or up.p_value > thresholds.false_alarm:
         return None
-    increasing = _is_increasing(run, up, jumps, thresholds)
+    increasing = _is_increasing(run, up, signals, thresholds)
     explained = increasing or _is_changed(weight_change(run, up, thresholds), thresholds)
     if up.sigmas < (thresholds.spike_sigma / OUTLIER_MARGIN if explained else thresholds.spike_sigma):
         return None
@@ -49,10 +49,11 @@ def _is_abrupt(run: Run, found: list[Episode], up: Rise, thresholds: Thresholds)
     return False
 
 
-def _is_increasing(run: Run, up: Rise, jumps: RateJumps, thresholds: Thresholds) -> bool:
+def _is_increasing(run: Run, up: Rise, signals: Signals, thresholds: Thresholds) -> bool:
     rate = rate_change(run, up, thresholds)
     if rate is None or rate.factor <= thresholds.lr_factor:
         return False
+    jumps = signals.jumps
     return not ((jumps.step > rate.first - thresholds.recovery_steps) & (jumps.step <= rate.last)).any()
 
 
@@ -61,7 +62,7 @@ def _is_changed(weights: Change | None, thresholds: Thresholds) -> bool:
 
 
 def evaluate(
-    run: Run, up: Rise | None, jumps: RateJumps, symptoms: int, diagnosis: DiagnosisBuilder, thresholds: Thresholds
+    run: Run, up: Rise | None, signals: Signals, symptoms: int, diagnosis: DiagnosisBuilder, thresholds: Thresholds
 ) -> None:
     """Answers Q4.1 to Q4.4."""
     question = f"Has the loss increased over {thresholds.divergence_steps} steps, up to the end?"
@@ -73,7 +74,7 @@ def evaluate(
     diagnosis.answer("Q4.1", question, "yes", text)
     rate, weights = rate_change(run, up, thresholds), weight_change(run, up, thresholds)
     gradient = gradient_trend(run, up, thresholds)
-    increasing = _is_increasing(run, up, jumps, thresholds)
+    increasing = _is_increasing(run, up, signals, thresholds)
     diagnosis.answer(
         "Q4.2", "Has the learning rate increased over the same window?", _yes(rate, increasing), _factor(rate)
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from torchnan.training.diagnosis.arrays import IntArray
@@ -27,9 +29,13 @@ def find(run: Run, signals: Signals, thresholds: Thresholds) -> list[Episode]:
         if signals.repeats.share < MAX_REPEAT_CHANCE * 4
         else np.zeros(len(loss), bool)
     )
-    large = signals.gradients.step[signals.gradients.ratio > thresholds.grad_factor]
-    rare = signals.repeats.step if signals.repeats.share < MAX_REPEAT_CHANCE else signals.repeats.step[:0]
-    signal_steps = np.unique(np.concatenate([signals.jumps.step, rare, large]))
+
+    @functools.cache
+    def signal_steps() -> IntArray:
+        large = signals.gradients.step[signals.gradients.ratio > thresholds.grad_factor]
+        rare = signals.repeats.step if signals.repeats.share < MAX_REPEAT_CHANCE else signals.repeats.step[:0]
+        return np.unique(np.concatenate([signals.jumps.step, rare, large]))
+
     return episodes(loss, repeated, signal_steps, thresholds)
 
 

@@ -14,21 +14,22 @@ class AsyncCopy:
     """Copies tensors to pinned CPU memory, in the order of the stream that computes them, without waiting.
 
     Args:
-        tensors: small tensors on any device, by name.
+        tensors: small tensors on devices, by name.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with detection_paused(), torch.no_grad():
             local = {name: shards.local(tensor.detach()) for name, tensor in tensors.items()}
-            devices = {tensor.device for tensor in local.values() if not tensor.is_cpu}
-            # CPU tensors are cloned: they may be modified before the copies have arrived.
-            self._copies = {
-                name: tensor.clone() if tensor.is_cpu and devices else tensor.to("cpu", non_blocking=True)
-                for name, tensor in local.items()
-            }
+            self._copies = {name: tensor.to("cpu", non_blocking=True) for name, tensor in local.items()}
+        devices = {tensor.device for tensor in local.values() if not tensor.is_cpu}  # the CPU has no events
         self._events = [torch.Event(device) for device in devices]
         for event in self._events:
             event.record()
+
+    @staticmethod
+    def is_needed(tensor: torch.Tensor) -> bool:
+        """Returns whether a tensor is on a device, which may still be computing it."""
+        return not shards.local(tensor).is_cpu
 
     @property
     def is_ready(self) -> bool:
@@ -42,7 +43,7 @@ class AsyncCopy:
         return self._copies
 
 
-def to_float(tensor: torch.Tensor) -> float:
-    """Returns the value of a CPU tensor with one element."""
+def to_floats(tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Returns the values of CPU tensors with one element."""
     with detection_paused():
-        return float(tensor.item())
+        return {name: float(shards.local(tensor).item()) for name, tensor in tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -67,25 +68,25 @@ class BatchDigest:
     def _add(self, path: str, leaf: Any) -> None:
         self._parts.append(f"|{path}:".encode(errors="surrogatepass"))
         if isinstance(leaf, torch.Tensor):
-            self._add_tensor(shards.local(leaf.detach()))
+            self._add_tensor(shards.local(leaf))
         elif type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes"):
             flat = leaf.reshape(-1)
-            self._add_content(f"{leaf.dtype.str}{leaf.shape}", flat[:: _stride(flat.size)].tobytes())
+            self._add_content(f"{leaf.dtype.str}{leaf.shape}".encode(), flat[:: _stride(flat.size)].tobytes())
         elif isinstance(leaf, str | bytes | int | float | complex):
-            self._add_content(type(leaf).__name__, repr(leaf).encode(errors="surrogatepass"))
+            self._add_content(type(leaf).__name__.encode(), repr(leaf).encode(errors="surrogatepass"))
         else:
             self._parts.append(type(leaf).__qualname__.encode(errors="surrogatepass"))
 
-    def _add_content(self, header: str, content: bytes | str) -> None:
-        self._parts += [header.encode(), content]
+    def _add_content(self, header: bytes, content: bytes | str) -> None:
+        self._parts += [header, content]
         self._has_content = True
 
     def _add_tensor(self, tensor: torch.Tensor) -> None:
-        header = f"{tensor.dtype}{tuple(tensor.shape)}"
-        if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.numel() == 0:
-            self._parts.append(header.encode())
+        header, stride = _header_and_stride(tensor.dtype, tensor.shape)
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.numel() == 0:
+            self._parts.append(header)
             return
-        flat = tensor.reshape(-1)[:: _stride(tensor.numel())]
+        flat = tensor.reshape(-1)[::stride]
         if tensor.is_cpu:
             self._add_content(header, _bytes_of(flat))
             return
@@ -98,7 +99,7 @@ class BatchDigest:
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > MAX_DEPTH:
         return
-    items = items_of(value)
+    items = None if isinstance(value, torch.Tensor) else items_of(value)
     if items is None:
         yield path, value
         return
@@ -106,6 +107,11 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         items.sort(key=lambda item: item[0])  # the order of the keys does not count
     for part, item in items:
         yield from _leaves(item, f"{path}{part}", depth + 1)
+
+
+@functools.lru_cache(maxsize=256)
+def _header_and_stride(dtype: torch.dtype, shape: torch.Size) -> tuple[bytes, int]:
+    return f"{dtype}{tuple(shape)}".encode(), _stride(shape.numel())
 
 
 def _stride(elements: int) -> int:

@@ -22,7 +22,7 @@ from torchnan.training.monitor.options import MonitorOptions
 from torchnan.training.monitor.pending_row import PendingRow
 from torchnan.training.monitor.row import Row
 from torchnan.training.monitor.row_writer import RowWriter
-from torchnan.training.monitor.weights import WeightStatistics, group_names
+from torchnan.training.monitor.weights import WeightStatistics, group_count
 from torchnan.training.storage.jsonl import sanitize_text
 
 
@@ -117,7 +117,7 @@ class MonitorFeed(StepObserver):
     def _complete_row(self, run: StepRun, norm: float, anomaly: Anomaly | None, lr_factor: float) -> None:
         if self._pending_row is None:
             return
-        if not self._has_begun or len(self._writer.groups or ()) != len(group_names(self._model, self._optimizer)):
+        if not self._has_begun or len(self._writer.groups or ()) != group_count(self._model, self._optimizer):
             self._writer.begin_run(
                 self._model, self._optimizer, self._scaler, self._compute_dtype or self._defaults.dtype
             )

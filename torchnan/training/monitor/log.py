@@ -43,11 +43,10 @@ class MonitorLog:
         self._path = Path(os.path.abspath(path))
         self._max_bytes = max_bytes
         self._parts = parts
-        self._header: dict[str, Any] = {}
+        self._continued = ""  # the first line of each further file of the run
         atomic_folder.make_option_dir("log", self._path.parent)
         self._check_is_monitor_log()
-        _C.append_line(os.fspath(self._path), "")
-        self._bytes = self._path.stat().st_size
+        self._bytes = self._append("")
 
     def _check_is_monitor_log(self) -> None:
         """Raises if the file does not start like a log. A partial header is accepted: a program may be killed."""
@@ -68,24 +67,26 @@ class MonitorLog:
             about: describes the run: ``dtype``, ``groups``, ``meta``.
         """
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        self._header = {"torchnan": "run", "version": VERSION, "started": now, **about}
+        header = {"torchnan": "run", "version": VERSION, "started": now, **about}
+        self._continued = to_json_line({**header, "continued": True}, CAMELCASE)
         cut = "\n" if self._ends_mid_line() else ""  # the incomplete line of a killed program
-        self._append(cut + to_json_line(self._header, CAMELCASE))
+        self._bytes = self._append(cut + to_json_line(header, CAMELCASE))
 
     def write(self, facts: dict[str, Any]) -> None:
         """Appends a line; rotates the files first if it does not fit."""
         line = to_json_line(facts, CAMELCASE)
         if self._bytes + len(line) > self._max_bytes:
             self._rotate()
-        self._append(line)
+        self._bytes = self._append(line, self._continued)
 
-    def _append(self, line: str) -> None:
-        if not self._path.exists() and not line.startswith(LOG_HEADER.decode()):  # another process has removed it
+    def _append(self, line: str, first: str = "") -> int:
+        """Appends a line, after ``first`` if the file is new. Returns the bytes of the file."""
+        path = str(self._path)
+        try:
+            return _C.append_line(path, line, first)
+        except FileNotFoundError:  # another process has removed the folder
             atomic_folder.make_option_dir("log", self._path.parent)
-            self._bytes = 0
-            self._append(to_json_line({**self._header, "continued": True}, CAMELCASE))
-        _C.append_line(os.fspath(self._path), line)
-        self._bytes += len(line)
+            return _C.append_line(path, line, first)
 
     def _rotate(self) -> None:
         """Renames the files, from the oldest on, which is overwritten if it is one too many."""
@@ -97,8 +98,6 @@ class MonitorLog:
         for newer, following in reversed(list(itertools.pairwise(names))):
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(following)
-        self._bytes = 0
-        self._append(to_json_line({**self._header, "continued": True}, CAMELCASE))
 
     def _ends_mid_line(self) -> bool:
         with open(self._path, "rb") as file:

@@ -35,7 +35,7 @@ from torchnan.training.monitor.pending_row import PendingRow, Scalar
 from torchnan.training.monitor.row import Row
 from torchnan.training.monitor.row_writer import RowWriter
 from torchnan.training.monitor.trackers import Callback, TensorBoard
-from torchnan.training.monitor.weights import WeightStatistics, group_names
+from torchnan.training.monitor.weights import WeightStatistics, group_count
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,7 +70,7 @@ class Monitor(StepMonitor):
         watch: a :class:`torchnan.detect` made with ``headroom=True``, which measures how near the outputs of modules
             come to the limit of their dtype. ``None``: the one in force when a row is made, if it was made so.
         options: ``live=True``: diagnose the run while it goes on, by its last ``window=1000`` rows, when a row is
-            unlike those before it and every ``judge_every=10`` rows. ``weights_every=20``, ``headroom_every=50``: steps
+            unlike those before it and every ``judge_every=50`` rows. ``weights_every=20``, ``headroom_every=50``: steps
             between two measurements of the weights, or two queries of headroom; 0 for none. ``all_ranks=False``: only
             the first rank writes and diagnoses; with True each rank does, to ``<log>.rank-<n>``.
             ``rerun_in_fp32=True``: a step guard that replays a bad step in float16 or bfloat16 runs it once more in
@@ -173,7 +173,7 @@ class Monitor(StepMonitor):
         losses, norm, rates = as_scalars("loss", loss), as_scalar("grad_norm", grad_norm), as_scalars("lr", lr)
         last = self._pending[-1].row.step if self._pending else self.record.last_step
         with self._failures.contained("the monitor"):
-            if self.record.groups is None or len(self.record.groups) != len(group_names(model, optimizer)):
+            if self.record.groups is None or len(self.record.groups) != group_count(model, optimizer):
                 self.flush()
                 graphs = (compute_dtype.infer_from_loss(loss) for loss in losses if isinstance(loss, torch.Tensor))
                 self.record.begin_run(model, optimizer, scaler, next(graphs, None))
@@ -183,7 +183,8 @@ class Monitor(StepMonitor):
             single = {"grad_norm": norm, "loss_scale": self._scale_before(scaler), "next_scale": self._scale}
             several = self.weights.measure(model, optimizer)
             row.headroom = self.headroom.measure()
-            pending.add(single, {**several, "loss": losses, "lr": rates or learning_rates(optimizer)})
+            several["loss"], several["lr"] = losses, rates or learning_rates(optimizer)
+            pending.add(single, several)
             if batch is not None:
                 pending.add_batch(batch)
         self._write_ready_rows(MAX_PENDING)
@@ -213,7 +214,7 @@ class Monitor(StepMonitor):
         self._write_ready_rows(0)
 
     def close(self) -> None:
-        """Writes all rows and closes TensorBoard's files. Called automatically when the program ends."""
+        """Writes and diagnoses all rows, and closes TensorBoard's files. Called automatically when the program ends."""
         self.flush()
         self.record.close()
 
@@ -280,3 +281,12 @@ def load_thresholds(given: Any) -> Thresholds:
 def _close_all() -> None:
     for monitor in list(_open):
         monitor.close()
+
+
+def _leave_rows_to_parent() -> None:
+    for monitor in _open:
+        monitor._pending.clear()
+        monitor.record.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_rows_to_parent)

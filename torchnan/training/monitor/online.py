@@ -7,7 +7,8 @@ import dataclasses
 import math
 import sys
 
-from torchnan.training.diagnosis import Diagnosis, Forecast, Thresholds, Verdict, diagnose
+from torchnan.training.diagnosis import Diagnosis, Forecast, Thresholds, Verdict
+from torchnan.training.diagnosis.decision_tree import problems
 from torchnan.training.monitor.row import Row
 from torchnan.training.monitor.window import Window
 
@@ -32,7 +33,8 @@ class RollingStats:
     """
 
     def __init__(self, size: int) -> None:
-        self._numbers: collections.deque[float] = collections.deque(maxlen=size)
+        self._size = size
+        self._numbers: collections.deque[float] = collections.deque()
         self._added = 0
         self._sum = self._squares = 0.0
 
@@ -40,7 +42,7 @@ class RollingStats:
         """Adds a number and drops the oldest; ignores non-finite ones."""
         if number is None or not math.isfinite(number):
             return
-        dropped = self._numbers[0] if len(self._numbers) == self._numbers.maxlen else 0.0
+        dropped = self._numbers.popleft() if len(self._numbers) == self._size else 0.0
         self._numbers.append(number)
         self._added += 1
         self._sum += number - dropped
@@ -56,8 +58,10 @@ class RollingStats:
     @property
     def deviation(self) -> float:
         """The standard deviation; 0 while there are too few numbers."""
-        count = len(self._numbers)
-        return math.sqrt(max(0.0, self._squares / count - self.mean * self.mean)) if count >= MIN_VALUES else 0.0
+        if len(self._numbers) < MIN_VALUES:
+            return 0.0
+        mean = self.mean
+        return math.sqrt(max(0.0, self._squares / len(self._numbers) - mean * mean))
 
 
 class OnlineDiagnosis:
@@ -83,7 +87,7 @@ class OnlineDiagnosis:
         self._reported_forecasts: set[tuple[str, str]] = set()
 
     def add(self, row: Row) -> NewVerdicts:
-        """Adds a row, and returns what became true with it."""
+        """Adds a row, and returns what became true with it, or earlier, since the last walk."""
         self._rewind_to(row.step)
         self.window.add(row)
         self._rows_since_diagnosis += 1
@@ -91,27 +95,42 @@ class OnlineDiagnosis:
         is_new, self._triggers = bool(triggers - self._triggers), triggers
         return self.diagnose() if is_new or self._rows_since_diagnosis >= self._every else NewVerdicts()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are rows that no walk has seen."""
+        return self._rows_since_diagnosis > 0
+
+    def forget_rows(self) -> None:
+        """Begins to count anew the rows until the next walk."""
+        self._rows_since_diagnosis = 0
+
     def diagnose(self) -> NewVerdicts:
         """Walks the decision tree, and returns what became true since the last walk."""
-        self._rows_since_diagnosis = 0
-        found = diagnose(self.window.run(), self._thresholds, is_whole=False)
-        return NewVerdicts([v for v in found.verdicts if v.is_bad and self._is_new(v)], self._new_forecasts(found))
+        self.forget_rows()
+        found = problems(self.window.run(), self._thresholds)
+        return NewVerdicts([v for v in found.verdicts if self._is_new(v)], self._new_forecasts(found))
 
     def _find_triggers(self, row: Row) -> frozenset[str]:
         loss, norm, limits = row.loss, row.grad_norm, self._thresholds
         mean, deviation = self._losses.mean, self._losses.deviation
         lr = max(row.lr, default=0.0) if row.lr else self._lr
-        triggers = {
-            "loss": _exceeds(loss, mean + limits.spike_sigma * deviation),
-            "grad_norm": _exceeds(norm, limits.grad_factor * self._grad_norms.mean),
-            "lr": not 1 / limits.lr_jump <= (lr / self._lr if self._lr > 0 else 1.0) <= limits.lr_jump,
-            "loss_scale": row.loss_scale is not None and row.loss_scale < limits.scale_floor,
-            "skipped": bool(row.skipped),
-        }
+        triggers = []
+        if _exceeds(loss, mean + limits.spike_sigma * deviation):
+            triggers.append("loss")
+        if _exceeds(norm, limits.grad_factor * self._grad_norms.mean):
+            triggers.append("grad_norm")
+        if not 1 / limits.lr_jump <= (lr / self._lr if self._lr > 0 else 1.0) <= limits.lr_jump:
+            triggers.append("lr")
+        if row.loss_scale is not None and row.loss_scale < limits.scale_floor:
+            triggers.append("loss_scale")
+        if row.skipped:
+            triggers.append("skipped")
+        if row.headroom:
+            triggers.append("headroom")
         self._losses.add(loss)
         self._grad_norms.add(norm)
         self._lr = lr
-        return frozenset(name for name, holds in triggers.items() if holds)
+        return frozenset(triggers)
 
     def _is_new(self, verdict: Verdict) -> bool:
         """Returns whether no verdict of this kind was reported for steps that this one overlaps or continues."""

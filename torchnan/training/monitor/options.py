@@ -43,7 +43,7 @@ class MonitorOptions(Settings):
     weights_every: int = nonnegative_int(20)
     headroom_every: int = nonnegative_int(50)
     live: bool = switch(True)
-    judge_every: int = nonnegative_int(10, minimum=1)
+    judge_every: int = nonnegative_int(50, minimum=1)
     window: int = nonnegative_int(1000, minimum=50)
     rerun_in_fp32: bool = switch(True)
     dtype: str | None = setting(
@@ -87,10 +87,12 @@ def as_scalar(name: str, value: Any) -> float | torch.Tensor | None:
     Raises:
         TypeError: the value is neither.
     """
-    if value is None or (isinstance(value, Real) and not isinstance(value, bool)):
-        return None if value is None else float(value)
+    if value is None:
+        return None
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-        return value.reshape(())
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
     shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
     raise TypeError(f"{name} is a {type_name(value)}{shape}: it takes a number, or a tensor of one element")
 
@@ -101,7 +103,8 @@ def as_scalars(name: str, value: Any) -> list[float | torch.Tensor]:
     Raises:
         TypeError: a value is not a scalar.
     """
-    several = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    is_list = not isinstance(value, torch.Tensor | float | str | bytes) and isinstance(value, Sequence)
+    several = value if is_list else [value]
     return [given for one in several if (given := as_scalar(name, one)) is not None]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchnan.training.monitor.async_copy import AsyncCopy, to_float
+from torchnan.training.monitor.async_copy import AsyncCopy, to_floats
 from torchnan.training.monitor.batch_digest import BatchDigest
 from torchnan.training.monitor.row import Row
 
@@ -38,13 +38,22 @@ class PendingRow:
                 whether the step was skipped.
             several: ``loss`` of each micro-batch; ``lr``, ``weight_norm``, ``update_ratio`` of each parameter group.
         """
-        self._lists.update({name: len(values) for name, values in several.items() if values})
-        given: dict[str, Scalar] = {name: value for name, value in single.items() if value is not None}
-        given.update({f"{name}/{i}": value for name, values in several.items() for i, value in enumerate(values)})
-        self._values.update({name: value for name, value in given.items() if not isinstance(value, torch.Tensor)})
-        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-        if tensors:
-            self._copies.append(AsyncCopy(tensors))
+        here: dict[str, torch.Tensor] = {}
+        on_devices: dict[str, torch.Tensor] = {}
+        given = list(single.items())
+        for name, values in several.items():
+            if values:
+                self._lists[name] = len(values)
+                given += [(f"{name}/{i}", value) for i, value in enumerate(values)]
+        for name, value in given:
+            if isinstance(value, torch.Tensor):
+                (on_devices if AsyncCopy.is_needed(value) else here)[name] = value
+            elif value is not None:
+                self._values[name] = value
+        if here:  # read at once: the program may modify them
+            self._values.update(to_floats(here))
+        if on_devices:
+            self._copies.append(AsyncCopy(on_devices))
 
     def add_batch(self, batch: Any) -> None:
         """Adds the batch of the step, or one of its micro-batches."""
@@ -62,12 +71,13 @@ class PendingRow:
     def finish(self) -> Row:
         """Returns the row with all numbers added so far; waits for those that have not arrived."""
         for copy in self._copies:
-            self._values.update({name: to_float(tensor) for name, tensor in copy.values().items()})
+            self._values.update(to_floats(copy.values()))
         self._copies = []
         row, values = self.row, self._values
         lists = {name: [values[f"{name}/{i}"] for i in range(length)] for name, length in self._lists.items()}
         if "loss" in lists:
-            row.loss = statistics.fmean(lists.pop("loss"))
+            losses = lists.pop("loss")
+            row.loss = losses[0] if len(losses) == 1 else statistics.fmean(losses)
         for name, numbers in lists.items():
             setattr(row, name, numbers)
         row.grad_norm = values.get("grad_norm", row.grad_norm)

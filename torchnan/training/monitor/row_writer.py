@@ -13,7 +13,7 @@ from torchnan.training.monitor.options import MonitorOptions
 from torchnan.training.monitor.row import Row
 from torchnan.training.monitor.trackers import Callback, TensorBoard
 from torchnan.training.monitor.weights import group_names
-from torchnan.training.storage.jsonl import CAMELCASE, encode_nonfinite, sanitize_text
+from torchnan.training.storage.jsonl import sanitize_text
 
 if TYPE_CHECKING:
     from torchnan.training.diagnosis import Thresholds, Verdict
@@ -103,8 +103,11 @@ class RowWriter:
         """Writes a finished row."""
         if self._online is not None and row.skipped is not None:
             self._online.window.set_skipped(row.skipped)
-        self._log_line(row.to_dict())
-        scalars = row.scalars(self.groups or []) if self._tensorboard or self._callback else {}
+        if self._log is not None:
+            self._log_line(row.to_dict())
+        if self._tensorboard is None and self._callback is None:
+            return
+        scalars = row.scalars(self.groups or [])
         if self._tensorboard is not None:
             with self._failures.contained("the monitor's TensorBoard"):
                 self._tensorboard.scalars(row.step, scalars)
@@ -147,8 +150,16 @@ class RowWriter:
         """Records what a step guard did about a bad step."""
         self._log_line({"guard_action": action, "step": step})
 
+    def leave_to_parent(self) -> None:
+        """Leaves the rows so far to the process that this one was forked from."""
+        if self._online is not None:
+            self._online.forget_rows()
+
     def close(self) -> None:
-        """Closes TensorBoard's files."""
+        """Diagnoses the rows since the last walk of the decision tree, and closes TensorBoard's files."""
+        if self._online is not None and self._online.is_behind:
+            with self._failures.contained("the diagnosis of the run"):
+                self.report(self.last_step, self._online.diagnose())
         if self._tensorboard is not None:
             with self._failures.contained("the monitor's TensorBoard"):
                 self._tensorboard.close()
@@ -156,7 +167,7 @@ class RowWriter:
     def _log_line(self, fields: dict[str, Any]) -> None:
         if self._log is not None:
             with self._failures.contained("writing to the monitor's log"):
-                self._log.write(encode_nonfinite(fields, CAMELCASE))
+                self._log.write(fields)
 
     def _warn(self, step: int, text: str) -> None:
         with self._failures.contained("a logging handler"):

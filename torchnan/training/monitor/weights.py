@@ -70,12 +70,14 @@ def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def _sample(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Returns sampled elements as one vector, scaled so that each parameter counts by its size."""
-    pieces = []
+    pieces, scales = [], []
     for tensor in tensors:
-        stride = max(1, tensor.numel() // SAMPLE_SIZE) | 1  # odd: does not stay in one column of the usual widths
+        elements = tensor.numel()
+        stride = max(1, elements // SAMPLE_SIZE) | 1  # odd: does not stay in one column of the usual widths
         piece = tensor.reshape(-1)[::stride].to(tensors[0].device, torch.float32)
-        pieces.append(piece * (tensor.numel() / max(1, piece.numel())) ** 0.5)
-    return torch.cat(pieces)
+        pieces.append(piece)
+        scales.append((elements / max(1, piece.numel())) ** 0.5)
+    return torch.cat(torch._foreach_mul(pieces, scales))
 
 
 def _ratio(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -95,6 +97,11 @@ def parameters_by_group(
 
 def _can_be_measured(parameter: torch.Tensor) -> bool:
     return parameter.is_floating_point() and parameter.layout == torch.strided and parameter.device.type != "meta"
+
+
+def group_count(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> int:
+    """Returns the number of measured groups."""
+    return len(optimizer.param_groups) if optimizer is not None else int(model is not None)
 
 
 def group_names(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,12 @@ from torchnan.training.diagnosis import Column, Digests, Headroom, Run
 from torchnan.training.diagnosis.run import COLUMNS, GROUPED
 from torchnan.training.monitor.row import Row
 
+MAX_WAITING = 50  # rows that are not in the arrays yet; no more than the smallest window has
+
 
 class Window:
-    """A bounded number of rows, in arrays twice as long: rows are moved to the front only once per window.
+    """A bounded number of rows, in arrays twice as long: rows are moved to the front only once per window. New rows
+    wait, and enter the arrays many at once.
 
     Args:
         rows: maximum number of rows.
@@ -27,6 +29,8 @@ class Window:
         self._dtype = dtype
         self._groups = groups
         self._first = self._end = 0
+        self._waiting: list[Row] = []
+        self._newest = -1  # step of the newest row
         room = 2 * rows
         self._step = np.zeros(room, dtype=np.int64)
         self._values = {name: np.full(room, np.nan) for name in COLUMNS}
@@ -42,45 +46,60 @@ class Window:
         self.reruns: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
-        return self._end - self._first
+        return min(self._rows, self._end - self._first + len(self._waiting))
 
     def add(self, row: Row) -> None:
         """Adds a row; drops rows from its step on, because the run went back."""
-        self.rewind_to(row.step)
-        if self._end == len(self._step):
-            self._move_to_the_front()
-        at = self._end
-        self._end += 1
-        self._first = max(self._first, self._end - self._rows)
-        self._step[at] = row.step
-        for name in COLUMNS:
-            value = getattr(row, name)
-            if isinstance(value, list | tuple):  # of the parameter groups
-                value = max(value, default=None)
-            self._put(name, at, None if value is None else float(value))
-        for grouped in GROUPED:
-            values = getattr(row, grouped)
-            for i, group in enumerate(self._groups):
-                self._put(f"{grouped}/{group}", at, values[i] if values and i < len(values) else None)
-        self._digested[at] = row.batch_digest is not None
-        self._digest[at] = int(row.batch_digest, 16) if row.batch_digest is not None else 0
-        for module, (dtype, largest) in (row.headroom or {}).items():
-            self._headroom.setdefault((module, dtype), []).append((row.step, largest))
+        if row.step <= self._newest:
+            self._rewind_to(row.step)
+        self._newest = row.step
+        self._waiting.append(row)
+        if len(self._waiting) == MAX_WAITING:
+            self._settle()
 
     def set_skipped(self, skipped: bool) -> None:
         """Sets whether the newest step was skipped."""
-        self._put("skipped", self._end - 1, float(skipped))
+        if self._waiting:
+            self._waiting[-1].skipped = skipped
+        elif len(self):
+            self._put("skipped", slice(self._end - 1, self._end), [float(skipped)])
 
-    def rewind_to(self, step: int) -> None:
+    def _rewind_to(self, step: int) -> None:
         """Drops the rows from a step on."""
-        if len(self) == 0 or self._step[self._end - 1] < step:
-            return
+        self._settle()
         while len(self) and self._step[self._end - 1] >= step:
             self._end -= 1
         self._prune_side_tables(lambda seen: seen < step)
 
+    def _settle(self) -> None:
+        """Moves the waiting rows into the arrays."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        if self._end + len(waiting) > len(self._step):
+            self._move_to_the_front()
+        at = slice(self._end, self._end + len(waiting))
+        self._end = at.stop
+        self._first = max(self._first, self._end - self._rows)
+        self._step[at] = [row.step for row in waiting]
+        for name in COLUMNS:
+            values = [getattr(row, name) for row in waiting]
+            if name in GROUPED:
+                values = [max(of_groups, default=None) if of_groups else None for of_groups in values]
+            self._put(name, at, values)
+        for grouped in GROUPED:
+            lists = [getattr(row, grouped) or () for row in waiting]
+            for i, group in enumerate(self._groups):
+                self._put(f"{grouped}/{group}", at, [values[i] if i < len(values) else None for values in lists])
+        self._digested[at] = [row.batch_digest is not None for row in waiting]
+        self._digest[at] = [int(row.batch_digest or "0", 16) for row in waiting]
+        for row in waiting:
+            for module, (dtype, largest) in (row.headroom or {}).items():
+                self._headroom.setdefault((module, dtype), []).append((row.step, largest))
+
     def run(self) -> Run:
         """Returns the window as a :class:`Run`. It shares memory with the window: read it before adding rows."""
+        self._settle()
         rows = slice(self._first, self._end)
         columns = {name: Column(self._values[name][rows], self._given[name][rows]) for name in self._given}
         oldest = int(self._step[self._first]) if len(self) else 0
@@ -100,9 +119,9 @@ class Window:
             source="live",
         )
 
-    def _put(self, name: str, at: int, value: float | None) -> None:
-        self._given[name][at] = value is not None
-        self._values[name][at] = math.nan if value is None else value
+    def _put(self, name: str, at: slice, values: Sequence[float | None]) -> None:
+        self._given[name][at] = [value is not None for value in values]
+        self._values[name][at] = values  # None becomes NaN
 
     def _move_to_the_front(self) -> None:
         kept = slice(self._first, self._end)

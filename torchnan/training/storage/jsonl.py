@@ -20,6 +20,8 @@ class NonfiniteNames(NamedTuple):
 LOWERCASE = NonfiniteNames("nan", "inf", "-inf")  # in findings and in the recovery log
 CAMELCASE = NonfiniteNames("NaN", "Infinity", "-Infinity")  # in the monitor's log
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
 
 def to_json_line(facts: dict[str, Any], names: NonfiniteNames) -> str:
     """Returns an object of sanitized text and numbers as a line.
@@ -28,9 +30,9 @@ def to_json_line(facts: dict[str, Any], names: NonfiniteNames) -> str:
         TypeError: it contains a type that JSON does not have.
     """
     try:
-        return json.dumps(facts, allow_nan=False) + "\n"
+        return _ENCODER.encode(facts) + "\n"
     except ValueError:
-        return json.dumps(encode_nonfinite(facts, names), allow_nan=False) + "\n"
+        return _ENCODER.encode(encode_nonfinite(facts, names)) + "\n"
 
 
 def encode_nonfinite(value: Any, names: NonfiniteNames) -> Any:
