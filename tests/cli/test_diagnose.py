@@ -77,6 +77,45 @@ def test_a_log_without_a_loss_ends_with_2_and_names_its_other_numbers(folder):
     assert "log.csv has no loss. Its other numbers are quality. --column loss=NAME says which" in ended.stderr
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "log"])
+def test_a_column_that_is_not_there_is_refused_with_those_that_are(folder, form):
+    rows = [(i, 3.0 - i / 20, 0.1) for i in range(30)]
+    written = {
+        "csv": "step,total,lr\n" + "".join(f"{step},{total},{lr}\n" for step, total, lr in rows),
+        "jsonl": "".join(f'{{"step": {step}, "total": {total}, "lr": {lr}}}\n' for step, total, lr in rows),
+        "log": "".join(f"step {step} total {total} lr {lr}\n" for step, total, lr in rows),
+    }
+    (folder / f"log.{form}").write_text(written[form])
+    ended = run_forked_command("diagnose", f"log.{form}", "--column", "loss=totl", cwd=folder)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        f"torchnan: loss='totl' cannot be used: log.{form} has no column of that name. Did you mean 'total'? "
+        "Its columns are step, total, lr.\n"
+    )
+    named = run_forked_command("diagnose", f"log.{form}", "--column", "loss=total", cwd=folder)
+    assert named.returncode == 0
+
+
+def test_a_run_of_few_rows_is_undetermined_and_numbers_have_no_exponents(folder):
+    (folder / "log.csv").write_text("step,loss\n" + "".join(f"{i},{41000 + i % 2}\n" for i in range(20)))
+    ended = run_forked_command("diagnose", "log.csv", cwd=folder)
+    assert ended.returncode == 2
+    assert "20 rows with a loss are too few to tell: more than 20 are needed" in ended.stdout
+    (folder / "log.csv").write_text("step,loss\n" + "".join(f"{i},{41000 + i % 2}\n" for i in range(21)))
+    ended = run_forked_command("diagnose", "log.csv", cwd=folder)
+    assert ended.returncode == 0
+    assert "(from 41,000 to 41,000)" in ended.stdout
+
+
+def test_it_says_what_it_wrote(folder):
+    pytest.importorskip("jinja2")
+    ended = run_forked_command(
+        "diagnose", "spiked.csv", "--json", "--html", "it.html", "--post-mortem", "it.md", cwd=folder
+    )
+    assert ended.stderr == "torchnan: the page is it.html\ntorchnan: the post-mortem is it.md\n"
+    assert json.loads(ended.stdout)
+
+
 def test_the_kinds_that_fail_can_be_named(folder):
     assert run_forked_command("diagnose", "spiked.csv", "--fail-on", "nonfinite", cwd=folder).returncode == 0
     assert run_forked_command("diagnose", "spiked.csv", "--fail-on", "nonfinite,spike", cwd=folder).returncode == 1

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torchnan.config.options import OptionError, suggest
+from torchnan.config.text import printable
 
 if TYPE_CHECKING:
     from torchnan.training.diagnosis import Diagnosis, Run, Thresholds, Verdict
@@ -185,10 +186,14 @@ def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Th
         sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may use any alphabet
     run = run.parts.get(found.part, run)
     print(_json(run, found) if given.json else terminal.text(run, found))
-    if given.html:
-        write_text(given.html, page.html(run, found, thresholds))
-    if given.post_mortem:
-        write_text(given.post_mortem, post_mortem.markdown(run, found))
+    written = [
+        (given.html, "page", page.html),
+        (given.post_mortem, "post-mortem", lambda run, found, _: post_mortem.markdown(run, found)),
+    ]
+    for path, what, make in written:
+        if path:
+            write_text(path, make(run, found, thresholds))
+            print(f"torchnan: the {what} is {printable(path)}", file=sys.stderr)
 
 
 def _json(run: Run, found: Diagnosis) -> str:

@@ -156,7 +156,7 @@ def test_rows_of_every_few_steps_are_checked_in_steps(every):
 def test_few_steps_are_too_few_to_judge():
     for steps in (1, 2, 5, 20, 40):
         found = diagnose(training(44, steps=steps).run())
-        assert found.verdicts[0].kind == "healthy"
+        assert found.verdicts[0].kind == ("healthy" if steps > 20 else "undetermined")
     assert "rows are too few" in next(asked for asked in found.walk if asked.number == "Q2.1").evidence or steps > 20
 
 

@@ -49,7 +49,7 @@ def diagnose(
     run, masked = revealed(run)
     scale = scale_history(run, thresholds)
     diagnosis = _walk(run, masked, scale, thresholds, is_whole=is_whole)
-    return Diagnosis(_ranked(diagnosis, run, scale), diagnosis.questions, forecasts(run, thresholds))
+    return Diagnosis(_ranked(diagnosis, run, scale, thresholds), diagnosis.questions, forecasts(run, thresholds))
 
 
 def problems(run: Run, thresholds: Thresholds) -> Diagnosis:
@@ -108,11 +108,11 @@ def _badness(verdict: Verdict) -> tuple[int, bool, float]:
     return WORST_FIRST.index(verdict.kind), verdict.cause == "unknown", -height
 
 
-def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[Verdict]:
+def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory, thresholds: Thresholds) -> list[Verdict]:
     """Returns the verdicts, the worst first. If there are none, returns that the run is healthy, or why that is
     unknown."""
     unread = _unread(run)
-    missing = unread if diagnosis.verdicts else [*_missing(run, scale), *unread]
+    missing = unread if diagnosis.verdicts else [*_missing(run, scale, thresholds), *unread]
     if diagnosis.verdicts and not missing:
         return sorted(diagnosis.verdicts, key=_badness)
     steps = int(run.step[0]), int(run.step[-1])
@@ -132,7 +132,7 @@ def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[
     return sorted(diagnosis.verdicts, key=_badness)
 
 
-def _missing(run: Run, scale: ScaleHistory) -> list[str]:
+def _missing(run: Run, scale: ScaleHistory, thresholds: Thresholds) -> list[str]:
     """Returns why a run may be unhealthy although nothing was found."""
     loss = run.column("loss")
     if not loss.given.any():
@@ -143,8 +143,10 @@ def _missing(run: Run, scale: ScaleHistory) -> list[str]:
     apart = float(np.median(np.diff(read))) if len(read) > 1 else 1.0
     if end - read[-1] > MAX_UNREAD * apart:
         reasons.append(f"the loss ends at step {read[-1]:,}, and the log at step {end:,}")
-    if len(read) < 2 and run.last_seen is not None:
-        reasons.append("the log has one row, which does not show how the loss changes")
+    if len(read) <= thresholds.least_rows:
+        reasons.append(
+            f"{len(read):,} rows with a loss are too few to tell: more than {thresholds.least_rows} are needed"
+        )
     if absent := _absent_losses(run):
         reasons.append(f"the loss is missing in {absent:,} rows that have the other numbers of a step")
     others = {name: column for name, column in run.columns.items() if name not in ("loss", "grad_norm", "skipped")}

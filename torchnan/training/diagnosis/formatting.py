@@ -26,8 +26,8 @@ def describe_steps(verdict: Verdict) -> str:
 
 
 def format_number(value: float) -> str:
-    """Returns a number with four significant digits."""
-    return f"{value:,.4g}"
+    """Returns a number with four significant digits; without an exponent from 1,000 to a billion."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:,.4g}"
 
 
 def format_steps(steps: IntArray) -> str:

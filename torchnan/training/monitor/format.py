@@ -8,7 +8,7 @@ from typing import Any
 from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
 from torchnan.training.diagnosis import Forecast, Verdict
-from torchnan.training.diagnosis.formatting import display_name
+from torchnan.training.diagnosis.formatting import display_name, format_number
 from torchnan.training.storage.jsonl import sanitize_text
 
 
@@ -23,7 +23,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def _format_value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)
 
 
 def to_dict(result: Verdict | Forecast) -> dict[str, Any]:

@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from torchnan.config.options import OptionError, suggest
+from torchnan.config.text import brief, printable
 from torchnan.training.diagnosis.run import GROUPED
+
+MAX_SHOWN = 30  # names in a message
 
 # The first name that is present counts. Names are compared as `normal()` returns them.
 COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
@@ -91,6 +95,31 @@ def is_watched(name: str) -> bool:
     return is_loss(lower) or bool(_norms([lower]))
 
 
+class AskedColumns(dict[str, str]):
+    """The names that the user gives for columns, which are to be compared with those of the source.
+
+    Attributes:
+        names: of the source, as far as it was read.
+        met: columns whose name is one of them.
+    """
+
+    def __init__(self, named: Mapping[str, str]) -> None:
+        super().__init__(named)
+        self.names: dict[str, None] = {}
+        self.met: set[str] = set()
+
+    def check(self, source: object) -> None:
+        """Raises OptionError for a name that the source does not have."""
+        for column, name in self.items():
+            if self.names and column not in self.met:
+                shown = [printable(one, 60) for one in list(self.names)[:MAX_SHOWN]]
+                more = f" and {len(self.names) - MAX_SHOWN:,} more" if len(self.names) > MAX_SHOWN else ""
+                raise OptionError(
+                    f"{column}={brief(name)} cannot be used: {source} has no column of that name."
+                    f"{suggest(name, self.names)} Its columns are {', '.join(shown)}{more}."
+                )
+
+
 def match_columns(names: Iterable[str], named: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
     """Returns the column for each known name: ``{"learning_rate": "lr", "weight_norm/0: decay": ...}``.
 
@@ -101,12 +130,16 @@ def match_columns(names: Iterable[str], named: Mapping[str, str] = MappingProxyT
         named: the name that the user gives for a column; no other name is used for it.
     """
     listed = list(names)
+    if isinstance(named, AskedColumns):
+        named.names.update(dict.fromkeys(listed))
     given = {normal(name): name for name in reversed(listed) if not normal(name).endswith(_WANDB_RANGE)}
     found: dict[str, str] = {}
     for column, name in named.items():
         exact = name if name in listed else given.get(normal(name))
         if exact is not None:
             found[exact] = column
+            if isinstance(named, AskedColumns):
+                named.met.add(column)
     for column, also in COLUMN_ALIASES.items():
         if column in named:
             continue

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from torchnan.config import log_kind
 from torchnan.config.text import command_line
 from torchnan.training.diagnosis.readers import document, event_files, mlflow, monitor_log, table, text
+from torchnan.training.diagnosis.readers.column_names import AskedColumns
 from torchnan.training.diagnosis.readers.encoded import open_log
 from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.run import Run
@@ -45,17 +46,18 @@ def read(
         patterns: regular expressions with groups named by columns, for a text whose numbers have no names.
 
     Raises:
-        OptionError: a pattern is invalid.
+        OptionError: a pattern is invalid, or there is no column of a name in ``columns``.
         RunError: the file is not a run, or an empty one.
         OSError: the file cannot be opened.
         ImportError: a package is not installed; the message names it.
     """
-    found = _resolve(Path(path))
+    found, asked = _resolve(Path(path)), AskedColumns(columns)
     try:
         with _gc_paused():
-            run = _with_other_ranks(found, _read(found, columns, patterns), columns, patterns)
+            run = _with_other_ranks(found, _read(found, asked, patterns), asked, patterns)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RunError(f"{found} is a damaged gzip file: {error}.") from None
+    asked.check(found)
     if not len(run) and run.candidates:
         raise RunError(no_loss(run))
     if not len(run):
