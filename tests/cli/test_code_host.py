@@ -36,6 +36,17 @@ def test_github_shows_an_incident_at_its_line(log, capsys):
     assert "3 findings, 2 distinct" in out.err
 
 
+@pytest.mark.parametrize("form", [[], ["--json"], ["--format=github"], ["--format=sarif"]])
+def test_the_levels_that_fail_can_be_named(log, tmp_path, form, capsys):
+    notes = write_log(tmp_path / "warned.jsonl", masked_row(level="warning", op="a::b"))
+    quiet = write_log(tmp_path / "noted.jsonl", masked_row(level="note", op="a::c"))
+    wanted = {log: {"error": 1, "warning": 1}, notes: {"error": 0, "warning": 1}, quiet: {"error": 0, "warning": 0}}
+    for path, statuses in wanted.items():
+        for level, status in statuses.items():
+            assert cli.main(["show", *form, "--fail-on", level, str(path)]) == status
+        assert cli.main(["show", *form, "--fail-on", "never", str(path)]) == 0
+
+
 def test_sarif_has_a_result_with_the_flow_of_the_value(log, capsys):
     assert cli.main(["show", "--format=sarif", str(log)]) == 0
     document = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

@@ -121,6 +121,13 @@ def test_the_bad_steps_of_a_step_guard_are_shown(tmp_path, capsys):
     assert "action    skip: the remedy for data" in shown
     assert "torchnan: rollback (snapshot 90)" in shown
     assert shown.endswith(f"{log}: 2 events, 1 line ignored\n")
+    for options, refused in ((["--format=sarif"], "--format=sarif"), (["--fail-on", "error"], "--fail-on error")):
+        assert cli.main(["show", *options, str(log)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.startswith(f"torchnan: {refused} cannot be used with {log}: it is the log of a StepG")) == (
+            "",
+            True,
+        )
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):

@@ -8,6 +8,10 @@ torchnan show rank-0.jsonl
 torchnan show findings.jsonl --json | head -1
 torchnan show findings.jsonl --format=github
 torchnan show findings.jsonl --format=sarif > findings.sarif
+torchnan show findings.jsonl --fail-on warning
+
+The exit status is 0, or 1 if there is a finding of a level that --fail-on names or of a more serious one, or 2 if a log
+cannot be read.
 """
 
 from __future__ import annotations
@@ -19,15 +23,18 @@ import sys
 
 from torchnan import findings
 from torchnan.cli import code_host, finding_logs
+from torchnan.config import log_kind
+from torchnan.config.options import OptionError
 from torchnan.config.text import counted, printable
 from torchnan.detection import terminal
 from torchnan.detection.finding import LEVELS
-from torchnan.distributed.incidents import Story
+from torchnan.distributed.incidents import Incident, Story
 
 NAME = "show"
 HELP = "print logs of findings, or of a StepGuard"
 
 FORMATS = ("github", "sarif")
+NEVER = "never"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="as lines of the log, without unreadable ones")
     forms.add_argument("--format", choices=FORMATS, help="annotations of GitHub Actions, or a SARIF document")
+    parser.add_argument(
+        "--fail-on",
+        choices=(*LEVELS[:2], NEVER),
+        default=NEVER,
+        help=f"end with status 1 if a finding is of this level, or more serious (default: {NEVER})",
+    )
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -48,9 +61,21 @@ def execute(given: argparse.Namespace) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may use any alphabet
     first = given.logs[0]
     if len(given.logs) == 1 and not os.path.isdir(first) and findings.kind_of(first) == "recovery":
+        _refuse_options(first, given)
         return _show_bad_steps(first, as_json=given.json)
     logs = finding_logs.at(given.logs)
-    return _show_annotations(logs, given.format) if given.format else _show_findings(logs, as_json=given.json)
+    story = _show_annotations(logs, given.format) if given.format else _show_findings(logs, as_json=given.json)
+    failing = () if given.fail_on == NEVER else LEVELS[: LEVELS.index(given.fail_on) + 1]
+    return int(any(incident.first.level in failing for incident in story))
+
+
+def _refuse_options(log: str, given: argparse.Namespace) -> None:
+    """Raises OptionError for options that the log of a StepGuard does not have."""
+    refused = f"--format={given.format}" if given.format else f"--fail-on {given.fail_on}"
+    if given.format or given.fail_on != NEVER:
+        raise OptionError(
+            f"{refused} cannot be used with {log}: it is {log_kind.NAMES['recovery']}, and takes a log of findings."
+        )
 
 
 def _show_bad_steps(log: str, *, as_json: bool) -> int:
@@ -71,8 +96,8 @@ def _show_bad_steps(log: str, *, as_json: bool) -> int:
     return 0
 
 
-def _show_findings(logs: finding_logs.FindingLogs, *, as_json: bool) -> int:
-    """Prints the reports, one for each cause."""
+def _show_findings(logs: finding_logs.FindingLogs, *, as_json: bool) -> list[Incident]:
+    """Prints the reports, one for each cause, which it returns."""
     story, in_color = Story(), terminal.wants_color(sys.stdout)
     for finding in logs:
         story.add(finding)
@@ -91,11 +116,11 @@ def _show_findings(logs: finding_logs.FindingLogs, *, as_json: bool) -> int:
             print(f"  {'ranks':<9} {incident.elsewhere}")
         print()
     print(_summary(logs, story.count, len(found)), file=sys.stderr if as_json else sys.stdout)
-    return 0
+    return found
 
 
-def _show_annotations(logs: finding_logs.FindingLogs, form: str) -> int:
-    """Prints the incidents for a code host."""
+def _show_annotations(logs: finding_logs.FindingLogs, form: str) -> list[Incident]:
+    """Prints the incidents for a code host, and returns them."""
     story = Story()
     for finding in logs:
         story.add(finding)
@@ -104,7 +129,7 @@ def _show_annotations(logs: finding_logs.FindingLogs, form: str) -> int:
     if text:
         print(text)
     print(_summary(logs, story.count, len(found)), file=sys.stderr)
-    return 0
+    return found
 
 
 def _summary(logs: finding_logs.FindingLogs, found: int, distinct: int) -> str:
