@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.support.document_examples import run_examples
-from tests.support.processes import REPOSITORY
+from tests.support.processes import REPOSITORY, run_python
 
 
 @pytest.mark.breadth(1)
@@ -25,6 +25,17 @@ def test_the_examples_print_the_output_on_the_page(page, tmp_path):
 def test_the_first_page_has_the_report_of_the_readme():
     _, report = re.findall(r"```(?:python)?\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[:2]
     assert report in (REPOSITORY / "docs" / "index.md").read_text()
+
+
+def test_the_public_names_are_the_same_wherever_they_are_listed():
+    page = (REPOSITORY / "docs" / "api.md").read_text()
+    documented = set(re.findall(r"^\.\. auto\w+:: torchnan\.(\w+)$", page, re.MULTILINE))
+    code = "import torchnan; print(*dir(torchnan)); print(*torchnan.__all__)"
+    shown, listed = (set(line.split()) for line in run_python(code).stdout.splitlines())
+    assert listed == documented
+    assert {name for name in shown if not name.startswith("__")} == documented
+    assert {"__version__", "__all__"} <= shown
+    assert "public interface is `torchnan.__all__`" in (REPOSITORY / "docs" / "release.md").read_text()
 
 
 def test_functions_on_the_design_page_exist():

@@ -9,18 +9,17 @@ from torchnan.detection.bounds import Bound, register_bound
 from torchnan.detection.errors import NonFiniteError, NonFiniteWarning
 from torchnan.detection.finding import Finding
 from torchnan.detection.guard import guard
-from torchnan.detection.headroom import Headroom as Headroom
+from torchnan.detection.headroom import Headroom
 from torchnan.detection.session import detect, set_detect
 from torchnan.distributed import delivery
 
 if TYPE_CHECKING:
-    from torchnan.detection.anomaly import detect_anomaly as detect_anomaly
-    from torchnan.detection.anomaly import set_detect_anomaly as set_detect_anomaly
-    from torchnan.detection.origin import origin_of as origin_of
+    from torchnan import capture, diagnosis, findings, health, monitor, recovery
+    from torchnan.detection.anomaly import detect_anomaly, set_detect_anomaly
+    from torchnan.detection.origin import origin_of
     from torchnan.training.capture import load_capture
-    from torchnan.training.guard.nan_detector import NaNDetector
-    from torchnan.training.guard.nan_detector import NaNState as NaNState
-    from torchnan.training.guard.remedies import try_remedies as try_remedies
+    from torchnan.training.guard.nan_detector import NaNDetector, NaNState
+    from torchnan.training.guard.remedies import try_remedies
     from torchnan.training.guard.step_guard import StepGuard
     from torchnan.training.monitor import Monitor
 
@@ -31,16 +30,28 @@ _C.set_host(introspection, delivery)
 __all__ = [
     "Bound",
     "Finding",
+    "Headroom",
     "Monitor",
     "NaNDetector",
+    "NaNState",
     "NonFiniteError",
     "NonFiniteWarning",
     "StepGuard",
+    "capture",
     "detect",
+    "detect_anomaly",
+    "diagnosis",
+    "findings",
     "guard",
+    "health",
     "load_capture",
+    "monitor",
+    "origin_of",
+    "recovery",
     "register_bound",
     "set_detect",
+    "set_detect_anomaly",
+    "try_remedies",
 ]
 
 # Imported when first used: detection alone does not need them.
@@ -66,6 +77,11 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'torchnan' has no attribute '{name}'")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Returns the public names, also those that were not used yet."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
 
 
 if startup.is_pending:
