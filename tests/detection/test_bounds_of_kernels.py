@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import torchnan
+from tests.fuzz.settings import settings
 from tests.support.bound_samples import Claim, collecting, known
 
 LARGEST = torch.finfo(torch.float32).max  # infinite in bfloat16
@@ -190,3 +191,19 @@ def test_normalisations_of_nearly_equal_numbers_stay_within_their_bounds(dtype, 
         del y
     assert len({claim.op for claim in claims if "norm" in claim.op}) == 6
     assert [claim for claim in claims if not claim.holds] == []
+
+
+# -- numbers that a kernel flushes
+
+
+@pytest.mark.parametrize("cut", [torch.relu, lambda x: x.clamp(0, 1)], ids=["relu", "clamp"])
+def test_a_negative_subnormal_number_that_a_kernel_keeps_is_found_by_its_root(cut):
+    """While they are flushed, vectors of bfloat16 compare it as 0, and keep it."""
+    x = torch.full((5000,), -1e-40, dtype=torch.bfloat16)
+    with torchnan.detect(action="log", when="origin", rescan_every=0) as watch:
+        copied = x.clone()
+        with settings(flush_denormal=True):
+            y = cut(copied)
+        root = y.sqrt()
+    assert root.isnan().any()
+    assert [finding.op for finding in watch.findings] == ["aten::sqrt"]

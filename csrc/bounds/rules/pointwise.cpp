@@ -37,12 +37,17 @@ void neg(A a, Results out) { out[0] = -a[0]; }
 // |x| >= 0
 void abs(A a, Results out) { out[0] = {a.max_abs(0), true}; }
 
+// Whether max(x, 0) is nonnegative. While subnormal numbers are flushed, vectors of bfloat16 compare a negative one as
+// 0 and keep its bits, and its root is NaN once they are not flushed. In other types the maximum is -0.
+bool drops_negative_subnormals(A a) { return a.dtype() != c10::ScalarType::BFloat16; }
+
 // 0 <= max(x, 0) <= |x|, also for -inf
-void relu(A a, Results out) { out[0] = {a.bound(0).max_abs, true}; }
+void relu(A a, Results out) { out[0] = {a.bound(0).max_abs, a.nonnegative(0) || drops_negative_subnormals(a)}; }
 
 // Either x, or one of the limits.
 void clamp(A a, Results out) {
-  const bool nonnegative = (a.nonnegative(0) || (a.has_value(1) && a.nonnegative(1))) && a.nonnegative(2);
+  const bool is_cut = a.has_value(1) && a.nonnegative(1) && drops_negative_subnormals(a);
+  const bool nonnegative = (a.nonnegative(0) || is_cut) && a.nonnegative(2);
   out[0] = {std::max({a.max_abs(0), a.max_abs(1), a.max_abs(2)}), nonnegative};
 }
 
