@@ -23,6 +23,9 @@ bool owned_by_pytorch_allocator(const c10::StorageImpl& storage) {
   return storage.device_type() == c10::kCPU && storage.data_ptr().get_deleter() == deleter;
 }
 
+// Whether Tensor.numpy() has made an array of this memory, perhaps before detection: then it cannot be resized.
+bool has_array(const c10::StorageImpl& storage) { return !storage.resizable(); }
+
 bool is_marked(const c10::StorageImpl& storage) { return const_cast<c10::StorageImpl&>(storage).received_cuda(); }
 
 bool is_bounded(State state) { return state == State::kFinite || state == State::kFiniteOrMasked; }
@@ -204,12 +207,11 @@ BoundCache::Slot& BoundCache::choose_slot(const c10::StorageImpl* storage) noexc
 
 void BoundCache::store(c10::StorageImpl* storage, uint64_t word, uintptr_t writer) noexcept {
   Slot& slot = choose_slot(storage);
-  const bool was_marked = is_marked(*storage);
-  if (was_marked) {  // otherwise an entry here belongs to a dead storage
-    const bool is_own = slot.key.load(std::memory_order_acquire) == storage;
-    const bool exported = is_own ? is_exported_word(slot.word.load(std::memory_order_acquire)) : is_exported(storage);
-    if (exported) word = pack_exported(word);
-  }
+  const bool was_marked = is_marked(*storage);  // otherwise an entry here belongs to a dead storage
+  const bool is_own = was_marked && slot.key.load(std::memory_order_acquire) == storage;
+  const bool exported = is_own ? is_exported_word(slot.word.load(std::memory_order_acquire))
+                               : (was_marked && is_exported(storage)) || has_array(*storage);
+  if (exported) word = pack_exported(word);
   slot.key.store(nullptr, std::memory_order_release);  // readers see all of it, or nothing
   slot.memory.store(storage->data_ptr().get(), std::memory_order_release);
   slot.word.store(word, std::memory_order_release);

@@ -178,6 +178,19 @@ def test_a_write_past_the_dispatcher_is_found_by_the_first_operation_that_reads_
     assert watch.stats()["internal_errors"] == 0
 
 
+def test_a_write_into_an_array_from_before_detection_is_found_by_the_first_operation_that_reads_it():
+    """Fails when memory is trusted because nobody saw the call of numpy()."""
+    x = torch.ones(N) * 2
+    array = x.numpy()
+    with torchnan.detect(action="log", rescan_every=0) as watch:
+        use(x)
+        array[3] = NAN
+        line = inspect.currentframe().f_lineno + 1
+        y = x * 5
+        _ = y.sum().item()
+    assert [finding.line for finding in watch.findings] == [line]
+
+
 def test_a_repaired_tensor_is_believed_again():
     """The callback for a loop in C runs after it, and does not hide its error."""
     with torchnan.detect(rescan_every=0) as watch:
