@@ -10,50 +10,60 @@
 namespace torchnan {
 namespace {
 
-// From the limit of a dtype, in steps of 16 binary orders of magnitude.
-constexpr int kDistances = 4;
-constexpr uint8_t kWellKnown = 2;  // proofs of a kind that were tested
+// Whether a proof of each kind was tested.
+std::array<std::array<std::atomic<bool>, kDistancesFromLimit>, OpPlan::kMaxPlans> tested;
 
-// How many proofs of each kind were tested, up to kWellKnown.
-std::array<std::array<std::atomic<uint8_t>, kDistances>, OpPlan::kMaxPlans> tested;
+// The places of the results that were tested without a turn, and have not missed one for it; -1 for none. When it is
+// full, the oldest keeps its turn.
+class OwedTurns {
+ public:
+  OwedTurns() { clear(); }
+  void clear() { places_.fill(-1); }
+  void add(int64_t place) { places_[next_++ % places_.size()] = place; }
+  bool take(int64_t place) {
+    const auto found = std::find(places_.begin(), places_.end(), place);
+    if (found == places_.end()) return false;
+    *found = -1;
+    return true;
+  }
 
-thread_local int64_t owed_bytes = 0;  // scanned without a turn
+ private:
+  std::array<int64_t, 64> places_{};
+  size_t next_ = 0;
+};
+
+thread_local OwedTurns owed_turns;
 
 int exponent_of(double x) { return static_cast<int>(std::bit_cast<uint64_t>(x) >> 52); }
 
-// kDistances and more: far from the limit, as most proofs are.
+// kDistancesFromLimit and more: far from the limit.
 int distance_of(const FinitenessClaim& claim) {
   return std::max((exponent_of(claim.limit) - exponent_of(claim.max_abs)) / 16, 0);
 }
 
-// Counts a proof that is near the limit. Returns how many of its kind were tested before.
-uint8_t count_tested(const FinitenessClaim& claim, int distance) {
-  std::atomic<uint8_t>& count = tested[static_cast<size_t>(claim.operator_index)][static_cast<size_t>(distance)];
-  const uint8_t before = count.load(std::memory_order_relaxed);
-  if (before < kWellKnown && (before == 0 || claim.has_turn)) count.store(before + 1, std::memory_order_relaxed);
-  return before;
+// Whether none of its kind was tested before. Counts it as tested.
+bool is_first_of_its_kind(const FinitenessClaim& claim) {
+  const int distance = distance_of(claim);
+  if (distance >= kDistancesFromLimit || claim.operator_index < 0) return false;
+  std::atomic<bool>& is_known = tested[static_cast<size_t>(claim.operator_index)][static_cast<size_t>(distance)];
+  return !is_known.load(std::memory_order_relaxed) && !is_known.exchange(true, std::memory_order_relaxed);
 }
 
 }  // namespace
 
 bool choose_for_audit(const FinitenessClaim& claim) noexcept {
-  if (claim.is_in_first_step) owed_bytes = 0;
-  const int distance = distance_of(claim);
-  const bool is_counted = distance < kDistances && claim.operator_index >= 0;
-  const uint8_t before = is_counted ? count_tested(claim, distance) : kWellKnown;
-  if (!claim.has_turn) {
-    if (before == 0) owed_bytes += claim.bytes;
-    return before == 0;
-  }
-  if (before < kWellKnown || owed_bytes <= 0) return true;
-  owed_bytes -= claim.bytes;
-  return false;
+  if (claim.is_in_first_step) owed_turns.clear();
+  if (claim.has_turn && owed_turns.take(claim.place)) return false;
+  const bool is_first = is_first_of_its_kind(claim);
+  if (is_first && !claim.has_turn) owed_turns.add(claim.place);
+  return is_first || claim.has_turn;
 }
 
 void forget_audited_claims() noexcept {
   for (auto& of_operator : tested) {
-    for (std::atomic<uint8_t>& count : of_operator) count.store(0, std::memory_order_relaxed);
+    for (std::atomic<bool>& is_known : of_operator) is_known.store(false, std::memory_order_relaxed);
   }
+  owed_turns.clear();
 }
 
 }  // namespace torchnan

@@ -248,18 +248,19 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   known.is_proved = is_within_range && (!is_small || (!result.is_cpu() && saves_a_launch(max_abs)));
   // Rules are tested by large results: a small one is often computed from those, and would be blamed for their rules.
   known.is_rescanned =
-      known.is_proved && !is_small && (plan_.writes_in_place() ? is_tested_in_place(index) : is_chosen(result, index));
+      known.is_proved && !is_small && (plan_.writes_in_place() ? is_tested_in_place(index) : is_chosen(range, index));
   return known;
 }
 
 // Whether the proof of a large result is tested by a scan. Decided once for each result.
-bool HostResults::is_chosen(const at::Tensor& result, size_t output) const {
-  const int64_t every = session_.options().rescan_every;
-  const bool has_turn = session_.is_rescanned(call_ + static_cast<int64_t>(output));
-  if (every <= 1) return has_turn;
-  const Bound& bound = bounds_[output];
-  return choose_for_audit({plan_.index, std::max(bound.max_abs, bound.max_intermediate), range_at(result, output).limit,
-                           static_cast<int64_t>(result.nbytes()), has_turn, session_.is_first_step()});
+bool HostResults::is_chosen(const DtypeRange& range, size_t output) const {
+  const int64_t place = call_ + static_cast<int64_t>(output);
+  const bool has_turn = session_.is_rescanned(place);
+  const double most = std::max(bounds_[output].max_abs, bounds_[output].max_intermediate);
+  if (!has_turn && !is_near_limit(most, range.limit)) [[likely]]
+    return false;
+  if (session_.options().rescan_every <= 1) return has_turn;
+  return choose_for_audit({plan_.index, most, range.limit, place, has_turn, session_.is_first_step()});
 }
 
 // Decides whether the proof of a result in place is tested. If so, the arguments that it builds on and that the call
@@ -268,9 +269,9 @@ void HostResults::test_before(c10::ArrayRef<Operand> arguments, const RuleArgume
                               size_t output) {
   const size_t index = plan_.saved_arguments[plan_.mutated_arguments[0].saved_index];
   const at::Tensor* written = index < arguments.size() ? tensor_of(&arguments[index], output) : nullptr;
-  if (written == nullptr || written->numel() <= kSmall || !is_within(range_at(*written, output), bounds_[output]))
-    return;
-  if (!is_chosen(*written, output)) return;
+  if (written == nullptr || written->numel() <= kSmall || !bounds_[output].known()) return;
+  const DtypeRange range = range_at(*written, output);
+  if (!is_within(range, bounds_[output]) || !is_chosen(range, output)) return;
   tested_.push_back(output);
   if (!reread(arguments, output)) return;
   std::fill(bounds.begin(), bounds.end(), Bound());
@@ -279,7 +280,7 @@ void HostResults::test_before(c10::ArrayRef<Operand> arguments, const RuleArgume
 
 // Whether the proof of a result in place is tested. Of several results, the first may be tested out of turn.
 bool HostResults::is_tested_in_place(size_t output) const {
-  if (std::find(tested_.begin(), tested_.end(), output) != tested_.end()) return true;
+  if (!tested_.empty() && std::find(tested_.begin(), tested_.end(), output) != tested_.end()) return true;
   return !plan_.bounds.elementwise_in_lists && output > 0 &&
          session_.is_rescanned(call_ + static_cast<int64_t>(output));
 }

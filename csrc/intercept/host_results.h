@@ -110,7 +110,7 @@ class HostResults {
   const Moments::Claim* claim_at(size_t output) const;
   bool reread(c10::ArrayRef<Operand> arguments, size_t element) const;
   bool is_tested_in_place(size_t output) const;
-  bool is_chosen(const at::Tensor& result, size_t output) const;
+  bool is_chosen(const DtypeRange& range, size_t output) const;
   void test_before(c10::ArrayRef<Operand> arguments, const RuleArguments& call, std::span<Bound> bounds, size_t output);
   bool has_claim(const at::Tensor& result, size_t output) const;
   DtypeRange range_at(const at::Tensor& result, size_t output) const;
