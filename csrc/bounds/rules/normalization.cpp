@@ -31,6 +31,21 @@ bool may_compute_in_16_bits(A a) { return has_16_bits(a) && a.uses_kernels_of(Ke
 //   CUDA                                      a thread of at least 128 takes n / 128 numbers: n / 256
 double rounding_of_mean(double n) { return 64 + std::max(4 * std::sqrt(n), n / 256); }
 
+// Returns the sum of n numbers, which are rounded at most `roundings` times each, on average. All roundings may go the
+// same way: each partial sum is off by u times its size at most, and a number is part of as many partial sums as it is
+// rounded.
+Value rounded_sum(const Value& x, double n, double roundings) {
+  if (x.masked || x.in == nullptr) return sum(x, n);
+  const double largest = n * x.max_abs * growth_of_sum(n, *x.in);
+  return detail::rounded(x, x, largest, 0, n * x.error + largest * x.in->unit * roundings, x.nonnegative);
+}
+
+// How often each of n adjacent numbers is rounded in their sum, on average. The host has a running sum in each lane of
+// a vector, at least 4 in float and 2 in double; it adds up the lanes, 64 at most, and a rest that fills no vector.
+// Layer norm: map3_reduce_all(). Group norm: in a plane of a channel, then over the channels of a group. A warp of
+// NVIDIA's has 32 lanes.
+double roundings_in_lanes(A a, double n) { return (a.sums().unit < 0x1p-24 ? n / 4 : n / 8) + 64; }
+
 // Bound of |(x - mean) r| for the computed mean and r, with a mean that is rounded to a dtype.
 //
 // In one pass, a kernel adds up x and x^2 in running sums, and computes var = mean(x^2) - mean^2, at least 0. With the
@@ -95,9 +110,10 @@ struct Backward {
   Value g;
   Value weight;
   Normalised y;
-  double mean_y;    // mean of |y|
-  double n;         // elements in a group
-  double rows = 1;  // rows that share a weight
+  double mean_y;         // mean of |y|
+  double n;              // elements in a group
+  double roundings = 0;  // of each element in the sum of a group, on average
+  double rows = 1;       // rows that share a weight
 };
 
 struct Gradients {
@@ -109,7 +125,7 @@ struct Gradients {
 // If `of_x`, mean and r are those of x: then y is within sqrt(n), and the mean of |y| within 1, like that of y^2.
 Backward given(A a, size_t g, size_t x, size_t mean, size_t r, size_t weight, double n, bool of_x,
                const DtypeRange& of_mean, bool in_one_pass = false) {
-  Backward given{a[g], a.scalar(weight, 1), {a[x], a[mean], a[r]}, 0, n};
+  Backward given{a[g], a.scalar(weight, 1), {a[x], a[mean], a[r]}, 0, n, n};
   const double apart = (given.y.x.max_abs + given.y.mean.max_abs) * given.y.r.max_abs;
   const double close = normalised(n, given.y.x.max_abs, given.y.r.max_abs, of_mean, in_one_pass);
   given.y.bound = of_x ? std::min(apart, close) : apart;
@@ -118,7 +134,8 @@ Backward given(A a, size_t g, size_t x, size_t mean, size_t r, size_t weight, do
 }
 
 Backward widened(A a, const Backward& s) {
-  return {taken_into(a.sums(), s.g), taken_into(a.sums(), s.weight), widened(a, s.y), s.mean_y, s.n, s.rows};
+  return {
+      taken_into(a.sums(), s.g), taken_into(a.sums(), s.weight), widened(a, s.y), s.mean_y, s.n, s.roundings, s.rows};
 }
 
 // Gradient of x: r (g w - mean(g w) - y mean(g w y)). Gradient of the weight: a sum of g y; of the bias: a sum of g.
@@ -132,8 +149,9 @@ Gradients within_exact_bounds(const Backward& s, const Value& x, const Value& we
 Gradients multiplied_out(const Backward& s) {
   const auto& [x, mean, r, bound] = s.y;
   const Value gw = s.g * s.weight;
-  const Value of_gx = either(sum(gw * x, s.n), sum(s.g * x, s.n) * s.weight);
-  const Value of_g = either(sum(gw, s.n), sum(s.g, s.n) * s.weight);
+  const auto total = [&](const Value& terms) { return rounded_sum(terms, s.n, s.roundings); };
+  const Value of_gx = either(total(gw * x), total(s.g * x) * s.weight);
+  const Value of_g = either(total(gw), total(s.g) * s.weight);
   const Value n = exactly(s.n);
   const Value b = (of_g * mean - of_gx) * r * r * r / n;
   const Value c = -b * mean - of_g * r / n;
@@ -188,14 +206,16 @@ void layer_norm_backward(A a, Results out) {
   const bool of_x = describes(a, "aten::native_layer_norm", 3, 4);
   Backward s = given(a, 0, 1, 3, 4, 5, n, of_x, a.sums());
   s.rows = static_cast<double>(a.numel(1)) / std::max(n, 1.0);
+  s.roundings = std::min(n, roundings_in_lanes(a, n));
   if (a.uses_kernels_of(Kernels::kNvidia)) return set(by_normalised(widened(a, s)), out);
   multiply_out(a, s, out);
 }
 
-// Whether group norm of x takes the path for channels_last, as the kernel decides.
-bool in_one_pass(A a, size_t x) {
-  return a.uses_kernels_of(Kernels::kHost) && a.tensor(x)->suggest_memory_format() != at::MemoryFormat::Contiguous;
-}
+// Whether the planes of x are contiguous, as the kernels of group norm decide.
+bool is_planar(A a, size_t x) { return a.tensor(x)->suggest_memory_format() == at::MemoryFormat::Contiguous; }
+
+// Whether group norm of x takes the host's path for channels_last.
+bool in_one_pass(A a, size_t x) { return a.uses_kernels_of(Kernels::kHost) && !is_planar(a, x); }
 
 // native_group_norm(x, weight, bias, N, C, HxW, group, eps)
 void group_norm(A a, Results out) {
@@ -213,7 +233,9 @@ void group_norm_backward(A a, Results out) {
   if (!(n >= 1)) return;  // r is NaN
   const bool of_x = describes(a, "aten::native_group_norm", 2, 3);
   Backward s = given(a, 0, 1, 2, 3, 4, n, of_x, a.sums(), in_one_pass(a, 1));
-  s.rows = static_cast<double>(a.integer(5, 1) * a.integer(7, 1));
+  const auto area = static_cast<double>(a.integer(7, 1));
+  s.rows = static_cast<double>(a.integer(5, 1)) * area;
+  if (is_planar(a, 1)) s.roundings = std::min(n, roundings_in_lanes(a, area) + n / area);
   multiply_out(a, s, out);
 }
 
