@@ -17,16 +17,18 @@ using A = const RuleArguments&;
 //   direct, im2col and gemm                                 1      1       1
 //   NNPACK Winograd F(6x6, 3x3)                             15^2   7^2     69^2
 //   NNPACK FFT of 8x8 and 16x16                             2^8    2^8     2^8
-//   Winograd F(4x4, 3x3): oneDNN with Arm Compute Library   10^2   1       19^2
-//   Winograd F(2x2, 3x3): depthwise layers                  2^2    1.5^2   3^2
-//   cuDNN Winograd F(9x9, 5x5)                              2^24   2^24    all three 2^46
-//   cuDNN FFT of tiles up to 256x256                        2^16   2^16    2^16
+//   Winograd F(4x4, 3x3): oneDNN with Arm Compute Library   10^2   24^2    19^2
+//   Winograd F(2x2, 3x3): depthwise layers on Arm           2^2    3^2     3^2
+//   cuDNN Winograd                                          2^24   2^24    all three 2^46
+//   cuDNN FFT of images up to 256x256                       2^16   2^16    2^16
 //
-// NNPACK: src/scalar/winograd/f6x6k3x3.h; the sums of the weight are those before it rescales them, and the bias is
-// added before the transform back. Other Winograd: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks.
-// cuDNN does not publish its coefficients, and its line is an assumption: a row of a transform with the points p adds
-// up to at most the product of all 1 + |p|, which is below 2^12 for the twelve points 0, +-1, +-2, +-4, +-1/2, +-1/4
-// and one more below 1.
+// The sums are those before a transform is rescaled; the bias may be added before the transform back. Sources: NNPACK,
+// src/scalar/winograd/f6x6k3x3.h and include/nnpack.h; Arm Compute Library, transforms/input_6x6_fp32.cpp,
+// weights_4x4_3x3_fp32.cpp and output_4x4_3x3_fp32.cpp; ATen, cpu/DepthwiseConvKernel.cpp. An element of a Fourier
+// transform is a sum with factors of magnitude 1 of all elements of a tile. cuDNN does not publish its tiles and
+// coefficients, and no other source was found: its lines are assumptions. A row of a Winograd transform with the points
+// p adds up to at most the product of all 1 + |p|, which is below 2^12 for the twelve points 0, +-1, +-2, +-4, +-1/2,
+// +-1/4 and one more below 1.
 constexpr double kTransform = 0x1p24;      // of input, weight or bias
 constexpr double kAllTransforms = 0x1p46;  // of input, weight and back
 // The roundings of transforms are larger than those of the sum itself, but not larger than the result may be.
