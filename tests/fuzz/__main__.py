@@ -27,15 +27,14 @@ from tests.fuzz import comparison, harm
 from tests.fuzz.comparison import Disagreement
 from tests.fuzz.generators import GENERATORS, operators
 from tests.fuzz.program import Program
-from tests.fuzz.settings import ClaimsBySetting, of_source, under_settings
+from tests.fuzz.settings import ISA, ClaimsBySetting, of_source, under_settings
 
 ALL = (*GENERATORS, "harm")
 PROGRAMS_PER_TURN = {"rules": 20}
 UNDER_OWN_SETTINGS = ("compiled",)  # each would be another compilation
 # The instruction sets that oneDNN is limited to, one for each process in turn; "" is that of the processor.
-ISA = "ONEDNN_MAX_CPU_ISA"
 INSTRUCTION_SETS = ("", "AVX2", "AVX512_CORE", "SSE41")
-SECONDS_PER_PROGRAM = 120  # only a hang reaches them
+SECONDS_PER_PROGRAM = 600  # only a hang reaches them, also on a busy machine
 TURNS_PER_PROCESS = 200
 
 
@@ -102,6 +101,7 @@ class Progress:
 class Totals:
     """The totals of all searches of a file."""
 
+    first: dict[str, int] = dataclasses.field(default_factory=dict)  # the first seed of each generator
     seeds: dict[str, int] = dataclasses.field(default_factory=dict)  # the next of each generator
     compared: dict[str, int] = dataclasses.field(default_factory=dict)
     found: int = 0
@@ -172,6 +172,7 @@ def search(generators: list[str], seconds: float, first: int, done: Path | None 
     progress = Progress(dict.fromkeys(generators, first), dict.fromkeys(generators, 0))
     totals = Totals.load(done) if done is not None else Totals()
     progress.seeds.update({name: seed for name, seed in totals.seeds.items() if name in progress.seeds})
+    totals.first = progress.seeds | totals.first
     print("seeds " + ", ".join(f"{name} {seed}" for name, seed in progress.seeds.items()), flush=True)
     if "operators" in generators:
         operators.operators()  # imported once

@@ -261,7 +261,8 @@ def digest(variables: dict[str, Any]) -> str:
     for name in sorted(variables):
         for found in tensors(variables[name]):
             with contextlib.suppress(RuntimeError):  # of other layouts, or without memory
-                total.update(repr((name, str(found.dtype), found._version, tuple(found.shape))).encode())
+                version = None if found.is_inference() else found._version
+                total.update(repr((name, str(found.dtype), version, tuple(found.shape))).encode())
                 plain = found.detach().resolve_conj().resolve_neg().contiguous()
                 bits = plain if plain.dtype == torch.bool else plain.flatten().view(torch.uint8)
                 total.update(bits.numpy().tobytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -69,6 +70,8 @@ CHOICES: dict[str, list[Any]] = {
     "autocast": ["BF", "HF"],
 }
 NONE = "as they are"
+CHANNELS_LAST = "channels_last"
+ISA = "ONEDNN_MAX_CPU_ISA"
 _PROGRAM = re.compile(r"^def program\(", re.MULTILINE)
 _CALL = re.compile(r"^@settings\(([^)]*)\)$", re.MULTILINE)
 
@@ -104,9 +107,14 @@ def under_settings(source: str, seed: int) -> str:
 
 
 def of_source(source: str) -> list[str]:
-    """Returns the settings of a program, for example ["conv='bf16'", "threads=2"]."""
-    found = [one for call in _CALL.findall(source) for one in call.split(", ")]
-    return sorted(set(found)) or [NONE]
+    """Returns the settings of a program, for example ["conv='bf16'", "threads=2"].
+
+    They include an argument laid out as channels_last, and the instruction set that this process limits oneDNN to.
+    """
+    found = {one for call in _CALL.findall(source) for one in call.split(", ")}
+    found |= {CHANNELS_LAST} if repr(CHANNELS_LAST) in source else set()
+    found |= {f"{ISA}={os.environ[ISA]}"} if ISA in os.environ else set()
+    return sorted(found) or [NONE]
 
 
 class ClaimsBySetting:

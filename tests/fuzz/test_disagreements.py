@@ -284,7 +284,7 @@ def test_a_search_continues_where_the_last_one_ended(monkeypatch, capfd, tmp_pat
     said += ["seeds threads 7", "wrong: 7", "threads 1,000 - 1 disagreements"]
     said += ["in all: threads 2,000 - 1 disagreements"]
     assert capfd.readouterr().out.splitlines() == said
-    found = {"seeds": {"threads": 8}, "compared": {"threads": 2000}, "found": 1, "claims": {}}
+    found = {"first": {"threads": 6}, "seeds": {"threads": 8}, "compared": {"threads": 2000}, "found": 1, "claims": {}}
     assert json.loads(done.read_text()) == found
 
 
@@ -301,6 +301,25 @@ def test_a_setting_holds_for_a_program_and_ends_with_it(name):
         with settings(**{name: value}):
             assert state() != before
         assert state() == before
+
+
+def test_a_layout_and_an_instruction_set_count_as_settings(monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    source = "@settings(threads=2)\ndef program(x):\n    x = laid_out(x, 'channels_last')\n"
+    assert of_source(source) == ["ONEDNN_MAX_CPU_ISA=AVX2", "channels_last", "threads=2"]
+
+
+def test_the_bits_of_inference_tensors_are_compared():
+    """Fails when a tensor without a version is left out of the digest."""
+    lines = [
+        "def make(): return ()",
+        "def program():",
+        "    with torch.inference_mode():",
+        "        x = torch.full((3,), {})",
+    ]
+    source = "\n".join([*lines, "    return dict(x=x)"])
+    digests = {run(Program("kept", 0, source.format(value)), "plain").digest for value in (1.0, 2.0)}
+    assert len(digests) == 2
 
 
 def test_the_settings_of_a_program_are_counted_by_rule():
