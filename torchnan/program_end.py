@@ -1,6 +1,7 @@
 """The end of a program under ``TORCHNAN=``: reports values that are still referenced, and finishes log and page.
 
-Nothing here changes how the program ends.
+A report that would have been raised turns a success into :data:`FOUND_AT_END`. Nothing else here changes how the
+program ends.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torchnan.detection.errors import NonFiniteError
     from torchnan.detection.session import detect
 
+FOUND_AT_END = 85  # exit status; those from 80 on are of the step guard
+
 
 def finish(watch: detect | None, default_log: str | None, page: str | None, process: int) -> None:
     """Reports values that are still referenced when the program ends. It cannot raise any more."""
@@ -28,6 +31,9 @@ def finish(watch: detect | None, default_log: str | None, page: str | None, proc
     try:
         session.end_program_wide(report_pending=not is_other_news)
     except errors.NonFiniteError as error:
+        from torchnan._load import _C  # not above: this module is imported while the core is being loaded
+
+        _C.end_with(FOUND_AT_END)
         with contextlib.suppress(OSError, ValueError):  # closed, or a pipe without a reader
             if sys.stderr is not None:
                 print(_laid_out(error), file=sys.stderr)

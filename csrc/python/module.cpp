@@ -1,7 +1,9 @@
 // torchnan._C: the Python interface of the core.
 #include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -78,6 +80,19 @@ auto with_os_errors(Work&& work) {
     PyErr_SetObject(PyExc_OSError, py::make_tuple(error.code().value(), error.what()).ptr());
     throw py::error_already_set();
   }
+}
+
+std::atomic<int> status_instead_of_success{0};
+
+// Ends the process with `status` if it would end with 0. Python has chosen its status when its own handlers run, so
+// this is a handler of the C library: by `exit()`, the handlers that remain run as they would.
+void end_with(int status) {
+  if (status_instead_of_success.exchange(status) != 0) return;
+  on_exit(
+      [](int would_be, void*) {
+        if (would_be == 0) std::exit(status_instead_of_success.load());
+      },
+      nullptr);
 }
 
 std::shared_ptr<DetectionSession> session_from(const py::dict& values) {
@@ -238,6 +253,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("option_table", &option_table);
   m.def("accepts_option", &accepts_option, py::arg("name"), py::arg("value"));
   m.def("option_contradictions", &contradictions_of, py::arg("values"));
+  m.def("end_with", &end_with, py::arg("status"));
   m.def("append_line", &append_line, py::arg("path"), py::arg("line"), py::arg("first") = "");
   bind_text(m);
   bind_session_class(m);

@@ -54,6 +54,34 @@ def test_one_is_raise_and_zero_is_off(script):
     assert (off.returncode, off.stdout.strip(), off.stderr) == (0, "done True", "")
 
 
+AT_THE_END = """
+import atexit, os, sys
+atexit.register(print, "registered before torch")
+import torch
+kept = [(torch.zeros(2) / torch.zeros(2)).sum() for _ in range(3)]
+print("done")
+{last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [("", 85), ("sys.exit(0)", 85), ("sys.exit(3)", 3), ("raise KeyError('other')", 1), ("os._exit(0)", 0)],
+)
+def test_a_finding_at_the_end_of_a_program_is_no_success(tmp_path, last, status):
+    script = tmp_path / "train.py"
+    script.write_text(AT_THE_END.format(last=last))
+    ended = run([sys.executable, str(script)], TORCHNAN="raise")
+    assert ended.returncode == status, ended.stderr
+    if status == 85:
+        assert ended.stdout == "done\nregistered before torch\n"
+        assert "torchnan: NaN" in ended.stderr
+        by_command = run([sys.executable, "-m", "torchnan", "run", str(script)])
+        assert (by_command.returncode, by_command.stdout) == (85, ended.stdout)
+        assert run([sys.executable, str(script)], TORCHNAN="warn").returncode == 0
+        assert run([sys.executable, str(script)], TORCHNAN="raise", TORCHNAN_WHEN="origin").returncode == 1
+
+
 def test_warn_goes_on(script):
     ended = run_forked_file(script, TORCHNAN="warn")
     assert ended.returncode == 0
