@@ -140,6 +140,29 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):
         assert (ended.stdout, ended.stderr) == ("141\n", "")
 
 
+def test_an_unknown_option_is_answered_with_those_that_the_help_shows(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--bogus", "train.py"])
+    assert ended.value.code == 2
+    listed = capsys.readouterr().err.rpartition("Options: ")[2].strip().rstrip(".").split(", ")
+    with pytest.raises(SystemExit):
+        cli.main(["run", "-h"])
+    shown = capsys.readouterr().out
+    assert "--action" in listed
+    assert [option for option in listed if f"  {option}" not in shown and f", {option}" not in shown] == []
+
+
+def test_the_version_has_a_short_option(capsys):
+    printed = []
+    for option in ("-V", "--version"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([option])
+        assert ended.value.code == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert printed[0].startswith("torchnan ")
+
+
 def test_ctrl_c_ends_a_command_as_it_ends_others(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "execute", interrupted)
     assert cli.main(["doctor"]) == 130

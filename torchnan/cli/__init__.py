@@ -46,7 +46,8 @@ def _refuse_command(parser: argparse.ArgumentParser, given: str) -> NoReturn:
 def _refuse(parser: argparse.ArgumentParser, argument: str) -> NoReturn:
     """Ends with an error that lists the options of a command, the most similar one first."""
     name = argument.partition("=")[0]
-    options = [text for text in parser._option_string_actions if text.startswith("--")]
+    actions = parser._option_string_actions.items()
+    options = [text for text, action in actions if text.startswith("--") and action.help != argparse.SUPPRESS]
     parser.error(f"there is no argument '{name}'.{suggest(name, options)} Options: {', '.join(options)}.")
 
 
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"torchnan {doctor.build()}")
+    parser.add_argument("-V", "--version", action="version", version=f"torchnan {doctor.build()}")
     verbs = parser.add_subparsers(dest="verb", metavar="command")
     for command in COMMANDS:
         verb = verbs.add_parser(
