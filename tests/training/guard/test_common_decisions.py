@@ -276,3 +276,36 @@ told["applied"] = [g.step(x).applied for _ in range(3)]
 """,
     )
     assert first == second == {"applied": [True] * 3}
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_observer_that_fails_on_one_rank_leaves_the_decision_to_the_others(failing, tmp_path):
+    """Its rank has seen no instability; the action for what another has seen is taken by both."""
+    (first, second), lines, _ = told_by(
+        tmp_path,
+        f"""
+from torchnan.training.guard.step_observer import ObservedInstability, StepMonitor, StepObserver
+
+class Seeing(StepObserver):
+    def new_instabilities(self):
+        if rank == {failing}:
+            raise ValueError("no rows")
+        return [ObservedInstability("spike", "the loss jumps")]
+
+class Monitor(StepMonitor):
+    finds_instabilities = True
+    def make_observer(self, training, failures):
+        return Seeing()
+
+g = guard(monitor=Monitor(), instability={{"spike": "skip"}})
+result = g.step(x)
+told["applied"], told["rank"] = result.applied, result.event.rank
+told["failures"] = g.failures
+told["then"] = g.step(x).event.what
+""",
+    )
+    seeing = 1 - failing
+    for rank, told in enumerate((first, second)):
+        assert (told["applied"], told["rank"], told["then"]) == (False, seeing, "instability")
+        assert told["failures"] == ({"looking for instabilities": 1} if rank == failing else {})
+    assert [line["seen"] for line in lines if line["kind"] == "step"][:1] == ["the loss jumps"]
