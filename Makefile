@@ -38,7 +38,7 @@ SOURCES := $(shell find csrc cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' 
 
 # pip would hide the progress of the compiler: setup.py compiles, and pip finds that nothing is left to do.
 $(VENV)/.built: $(SOURCES) CMakeLists.txt setup.py pyproject.toml | $(VENV)/.torch
-	@echo "Compiling torchnan for $$($(BIN)/python -c 'import torch; print("PyTorch", torch.__version__)')"
+	@echo "Compiling torchnan for $$($(BIN)/python -c 'import torch; print("PyTorch", torch.__version__)'): about three minutes on two cores"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" NINJA_STATUS="  [%f/%t, %e s] " $(BIN)/python setup.py -q build_ext --inplace
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
 	  --config-settings editable_mode=compat -e .

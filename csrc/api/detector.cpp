@@ -2,11 +2,9 @@
 
 #include <stdexcept>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include "api/headroom.h"
 #include "api/session_lifetime.h"
+#include "text/format.h"
 
 namespace torchnan {
 
@@ -17,7 +15,7 @@ namespace {
 
 Options valid(Options options) {
   const std::vector<std::string> faults = options.validate();
-  if (!faults.empty()) throw std::invalid_argument(fmt::format("{}", fmt::join(faults, " ")));
+  if (!faults.empty()) throw std::invalid_argument(join_text(faults, " "));
   return options;
 }
 

@@ -13,14 +13,12 @@
 namespace torchnan {
 namespace {
 
-using Entry = HeadroomTable::Entry;
-
 // The largest numbers of one row.
 struct Row {
-  Entry measured;
-  Entry proved;
+  HeadroomTable::Entry measured;
+  HeadroomTable::Entry proved;
 
-  void add(const Entry& entry) {
+  void add(const HeadroomTable::Entry& entry) {
     if (entry.measured > measured.measured) measured = entry;
     if (entry.proved > proved.proved) proved = entry;
   }
@@ -38,7 +36,8 @@ Headroom headroom_of(const std::optional<std::string>& module, c10::ScalarType d
   return headroom;
 }
 
-std::vector<ResolvedSite> resolve_sites(const std::vector<Entry>& entries, const DetectionSession& session) {
+std::vector<ResolvedSite> resolve_sites(const std::vector<HeadroomTable::Entry>& entries,
+                                        const DetectionSession& session) {
   std::vector<Site> sites(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     sites[i].live = entries[i].producer.site;
@@ -56,7 +55,7 @@ std::vector<Headroom> drain_headroom(const DetectionSession& session) {
         "Options::headroom");
   }
   if (session.headroom() == nullptr) return {};  // switched off
-  const std::vector<Entry> entries = session.headroom()->drain();
+  const std::vector<HeadroomTable::Entry> entries = session.headroom()->drain();
   const std::vector<ResolvedSite> sites = resolve_sites(entries, session);
   std::map<std::tuple<std::optional<std::string>, std::string, c10::ScalarType>, Row> rows;
   for (size_t i = 0; i < entries.size(); ++i) {

@@ -12,16 +12,16 @@
 namespace torchnan {
 namespace {
 
-using Form = Operand::Kind;
+using OperandKind = Operand::Kind;
 
 const c10::IValue& value_of(const Operand& list, size_t i) { return static_cast<const c10::IValue*>(list.first)[i]; }
 
 // The number of an operand, or of a list the one at index `element`; NaN if it is not a number.
 double number_of(const Operand* from, size_t element) {
   if (from == nullptr) return NAN;
-  if (from->kind == Form::kNumber) return from->number;
-  if (from->kind == Form::kInteger) return static_cast<double>(from->integer);
-  if (from->kind != Form::kValues || element >= from->count) return NAN;
+  if (from->kind == OperandKind::kNumber) return from->number;
+  if (from->kind == OperandKind::kInteger) return static_cast<double>(from->integer);
+  if (from->kind != OperandKind::kValues || element >= from->count) return NAN;
   const c10::IValue& value = value_of(*from, element);
   if (value.isDouble()) return value.toDouble();
   return value.isInt() ? static_cast<double>(value.toInt()) : NAN;
@@ -55,7 +55,9 @@ const Operand* RuleArguments::operand(size_t i) const { return i < operands_.siz
 
 const at::Tensor* RuleArguments::tensor(size_t i) const { return tensor_of(operand(i), element_); }
 
-bool RuleArguments::has_value(size_t i) const { return operand(i) != nullptr && operand(i)->kind != Form::kNothing; }
+bool RuleArguments::has_value(size_t i) const {
+  return operand(i) != nullptr && operand(i)->kind != OperandKind::kNothing;
+}
 
 Bound RuleArguments::bound(size_t i) const {
   if (!has_value(i)) return {0, true};
@@ -109,7 +111,7 @@ bool RuleArguments::nonnegative(size_t i) const {
 
 Bound RuleArguments::bound_of_all(size_t i) const {
   const Operand* list = operand(i);
-  if (list == nullptr || list->kind != Form::kValues) return bound(i);
+  if (list == nullptr || list->kind != OperandKind::kValues) return bound(i);
   Bound all{0, true};
   for (size_t e = 0; e < list->count; ++e) {
     const c10::IValue& value = value_of(*list, e);
@@ -153,7 +155,7 @@ double RuleArguments::number(size_t i, double default_value) const {
 }
 
 int64_t RuleArguments::integer(size_t i, int64_t default_value) const {
-  return has_value(i) && operand(i)->kind == Form::kInteger ? operand(i)->integer : default_value;
+  return has_value(i) && operand(i)->kind == OperandKind::kInteger ? operand(i)->integer : default_value;
 }
 
 bool RuleArguments::flag(size_t i) const { return integer(i, 0) != 0; }
@@ -162,10 +164,11 @@ c10::SmallVector<int64_t, 5> RuleArguments::integers(size_t i) const {
   c10::SmallVector<int64_t, 5> integers;
   const Operand* list = operand(i);
   if (list == nullptr) return integers;
-  if (list->kind == Form::kInteger) integers.push_back(list->integer);
+  if (list->kind == OperandKind::kInteger) integers.push_back(list->integer);
   for (size_t e = 0; e < list->count; ++e) {
-    if (list->kind == Form::kIntegers) integers.push_back(static_cast<const int64_t*>(list->first)[e]);
-    if (list->kind == Form::kValues && value_of(*list, e).isInt()) integers.push_back(value_of(*list, e).toInt());
+    if (list->kind == OperandKind::kIntegers) integers.push_back(static_cast<const int64_t*>(list->first)[e]);
+    if (list->kind == OperandKind::kValues && value_of(*list, e).isInt())
+      integers.push_back(value_of(*list, e).toInt());
   }
   return integers;
 }
@@ -189,7 +192,7 @@ int64_t RuleArguments::size(size_t i, int64_t dim) const {
 
 double RuleArguments::combinations(size_t i) const {
   const Operand* list = operand(i);
-  if (list == nullptr || list->kind != Form::kValues) return static_cast<double>(numel(i));
+  if (list == nullptr || list->kind != OperandKind::kValues) return static_cast<double>(numel(i));
   double product = 1;
   for (size_t e = 0; e < list->count; ++e) {
     const at::Tensor* tensor = tensor_of(list, e);

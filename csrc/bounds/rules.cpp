@@ -3,9 +3,8 @@
 #include <mutex>
 #include <stdexcept>
 
-#include <fmt/format.h>
-
 #include "process/fork_safe_mutex.h"
+#include "text/format.h"
 #include "text/printable.h"
 
 namespace torchnan {
@@ -71,13 +70,13 @@ RuleOfOperator rule_of(std::string_view op) {
 
 void add_rule(const std::string& op, BoundRule rule) {
   if (op.find("::") == std::string::npos || op.find('.') != std::string::npos) {
-    throw std::invalid_argument(fmt::format(
+    throw std::invalid_argument(format_text(
         "'{}' is not the name of an operator: give its namespace and name without overload, as in 'mylib::scale'",
         printable(op)));
   }
   const std::string name(without_underscore(op));
   if (rule_of(name).rule != nullptr)
-    throw std::invalid_argument(fmt::format("'{}' has a bound rule already", printable(op)));
+    throw std::invalid_argument(format_text("'{}' has a bound rule already", printable(op)));
   {
     const std::lock_guard lock(registered.mutex);
     registered.table[name] = std::move(rule);

@@ -5,9 +5,8 @@
 #include <exception>
 #include <new>
 
-#include <fmt/format.h>
-
 #include "host/user_notifier.h"
+#include "text/format.h"
 
 namespace torchnan {
 
@@ -30,7 +29,7 @@ void count_failure(const DetectionSession& session, std::string_view part) {
 void count_failure(const std::exception_ptr& error, const DetectionSession& session, std::string_view part) {
   const auto count = [&](const char* what) {
     try {
-      session.count_internal_error(part, fmt::format("{} failed: {}", part, what));
+      session.count_internal_error(part, format_text("{} failed: {}", part, what));
     } catch (const std::bad_alloc&) {
       session.count_internal_error(part, part);
     }

@@ -4,10 +4,8 @@
 #include <optional>
 #include <string_view>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include "detection/option_fields.h"
+#include "text/format.h"
 #include "text/printable.h"
 
 namespace torchnan {
@@ -23,7 +21,7 @@ std::vector<std::string> names_of() {
 // Returns "raise, warn or log".
 std::string alternatives(const std::vector<std::string>& names) {
   const std::vector<std::string> first(names.begin(), names.end() - 1);
-  return fmt::format("{} or {}", fmt::join(first, ", "), names.back());
+  return format_text("{} or {}", join_text(first, ", "), names.back());
 }
 
 // Whether the text can be the name of an operator, or a glob for several. Anything else would never match.
@@ -39,7 +37,7 @@ bool is_path(const std::string& text) {
   return text.find_first_not_of(" \t\n\r\f\v") != std::string::npos && text.find('\0') == std::string::npos;
 }
 
-std::string quoted(const std::string& text) { return fmt::format("'{}'", printable(text)); }
+std::string quoted(const std::string& text) { return format_text("'{}'", printable(text)); }
 
 // invalid_value() returns the part of a value that its option does not accept, as text; nothing if the value is valid.
 template <typename Enum>
@@ -66,18 +64,18 @@ std::optional<std::string> invalid_value(const OptionRow&, const std::string& pa
 
 Accepted accepted(const OptionRow&, Action) {
   const auto names = names_of<Action>();
-  return {fmt::format("'{}' or a callable that takes a Finding", fmt::join(names, "', '")), alternatives(names), names};
+  return {format_text("'{}' or a callable that takes a Finding", join_text(names, "', '")), alternatives(names), names};
 }
 
 Accepted accepted(const OptionRow&, When) {
   const auto names = names_of<When>();
-  return {fmt::format("'{}'", fmt::join(names, "' or '")), alternatives(names), names};
+  return {format_text("'{}'", join_text(names, "' or '")), alternatives(names), names};
 }
 
 Accepted accepted(const OptionRow&, bool) { return {"True or False", "1, 0, true or false", {}}; }
 
 Accepted accepted(const OptionRow& row, int64_t) {
-  const std::string words = *row.integer != '\0' ? row.integer : fmt::format("an integer of at least {}", row.minimum);
+  const std::string words = *row.integer != '\0' ? row.integer : format_text("an integer of at least {}", row.minimum);
   return {words, words, {}};
 }
 
@@ -99,7 +97,7 @@ std::vector<std::string> Options::validate() const {
   for_each_option(*this, [&](const OptionRow& row, const auto& field) {
     if (const auto value = invalid_value(row, field)) {
       messages.push_back(
-          fmt::format("{}={} cannot be used: {} takes {}.", row.name, *value, row.name, accepted(row, field).values));
+          format_text("{}={} cannot be used: {} takes {}.", row.name, *value, row.name, accepted(row, field).values));
     }
   });
   for (std::string& message : contradictions(*this)) messages.push_back(std::move(message));

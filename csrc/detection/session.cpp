@@ -6,9 +6,6 @@
 #include <iterator>
 #include <mutex>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include "bounds/bound_audit.h"
 #include "host/environment.h"
 #include "host/user_notifier.h"
@@ -16,6 +13,7 @@
 #include "report/operator_name.h"
 #include "text/printable.h"
 #include "detection/error_containment.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -84,7 +82,7 @@ void DetectionSession::count_internal_error(std::string_view part, std::string_v
   try {
     const std::string shown = printable(text.substr(0, text.find('\n')));  // the following lines are a traceback
     const std::string warning =
-        fmt::format("torchnan: {}. Detection continues; later failures are only counted.", shown);
+        format_text("torchnan: {}. Detection continues; later failures are only counted.", shown);
     {
       const std::lock_guard lock(mutex_);
       if (!warned_.emplace(part).second) return;
@@ -162,10 +160,10 @@ std::string DetectionSession::report() const {
   std::vector<std::string> parts;
   for (const Finding& finding : findings) parts.push_back(to_text(finding));
   if (log_.dropped() > 0) {
-    parts.push_back(fmt::format("torchnan: {} more findings were counted, not kept (max_findings={})", log_.dropped(),
+    parts.push_back(format_text("torchnan: {} more findings were counted, not kept (max_findings={})", log_.dropped(),
                                 options_.max_findings));
   }
-  return fmt::format("{}", fmt::join(parts, "\n\n"));
+  return join_text(parts, "\n\n");
 }
 
 }  // namespace torchnan

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "scan/tensor_scan.h"
 #include "device/device_stats.h"
 #include "device/devices.h"
@@ -16,6 +14,7 @@
 #include "origin/replayed_region.h"
 #include "report/hint.h"
 #include "detection/error_containment.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -45,7 +44,7 @@ InputSummary summary_of(const EventInput& input, const Event& reader, const Dete
                         LargestWordOf largest_word_of) {
   InputSummary summary;
   summary.name = reader.plan->argument_names[input.argument];
-  if (input.element >= 0) summary.name += fmt::format("[{}]", input.element);
+  if (input.element >= 0) summary.name += format_text("[{}]", input.element);
   summary.overwritten = input.overwritten;
   const auto event = Devices::Lock(devices()).copy_of(input.event);
   if (!event) return summary;

@@ -1,11 +1,10 @@
 #include "device/scanner.h"
+#include "text/format.h"
 
 #include <dlfcn.h>
 
 #include <filesystem>
 #include <stdexcept>
-
-#include <fmt/format.h>
 
 namespace torchnan {
 namespace {
@@ -23,13 +22,13 @@ std::filesystem::path cuda_library_path() {
 void* open_library() {
   const std::filesystem::path path = cuda_library_path();
   if (!std::filesystem::exists(path)) {
-    throw std::runtime_error(fmt::format(
+    throw std::runtime_error(format_text(
         "torchnan was built without CUDA: {} is not there. Build it again where there is a CUDA Toolkit, 12 "
         "or newer, to have tensors on GPUs checked",
         path.string()));
   }
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw std::runtime_error(fmt::format("cannot load {}: {}", path.string(), dlerror()));
+  if (library == nullptr) throw std::runtime_error(format_text("cannot load {}: {}", path.string(), dlerror()));
   return library;
 }
 
@@ -37,7 +36,7 @@ template <typename Function>
 void find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function == nullptr)
-    throw std::runtime_error(fmt::format("{} has no {}: it belongs to another version", kName, name));
+    throw std::runtime_error(format_text("{} has no {}: it belongs to another version", kName, name));
 }
 
 ScanFunctions functions_of(void* library) {
@@ -45,7 +44,7 @@ ScanFunctions functions_of(void* library) {
   find(library, "torchnan_cuda_abi", abi);
   if (abi() != TORCHNAN_CUDA_ABI) {
     throw std::runtime_error(
-        fmt::format("{} has version {} of its functions, and this torchnan wants {}", kName, abi(), TORCHNAN_CUDA_ABI));
+        format_text("{} has version {} of its functions, and this torchnan wants {}", kName, abi(), TORCHNAN_CUDA_ABI));
   }
   ScanFunctions found{};
   find(library, "torchnan_cuda_error_text", found.error_text);

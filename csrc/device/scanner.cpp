@@ -8,9 +8,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <fmt/format.h>
 
 #include "process/fork_safe_mutex.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -168,7 +168,7 @@ void Scanner::read(uint32_t first_slot, uint32_t slots, cuda::Slot* into) const 
 
 void Scanner::want(int error, const char* what) const {
   if (error == 0) return;
-  throw std::runtime_error(fmt::format("cannot {} on {}: {}", what, device_.str(), functions_.error_text(error)));
+  throw std::runtime_error(format_text("cannot {} on {}: {}", what, device_.str(), functions_.error_text(error)));
 }
 
 }  // namespace torchnan

@@ -10,6 +10,7 @@
 #include "device/devices.h"
 #include "operators/op_plan.h"
 #include "detection/thread_state.h"
+#include "text/format.h"
 
 namespace torchnan {
 
@@ -110,7 +111,7 @@ void withdraw_rules(const std::vector<Disproved>& results) {
     const std::shared_ptr<DetectionSession> session = result.session.lock();
     if (session != nullptr && result.plan->bounds.rule != nullptr)
       withdraw_rule(*session, *result.plan,
-                    fmt::format("a result on a device was proved to be within {:.4g}, and holds {:.4g}", result.bound,
+                    format_text("a result on a device was proved to be within {:.4g}, and holds {:.4g}", result.bound,
                                 result.found));
   }
 }

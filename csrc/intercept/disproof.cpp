@@ -3,21 +3,19 @@
 #include <cmath>
 #include <string>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include "bounds/bound_cache.h"
 #include "detection/error_containment.h"
 #include "detection/withdraw_rule.h"
 #include "operators/for_each_tensor.h"
 #include "scan/tensor_scan.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
 
 std::string described(const at::Tensor& tensor) {
-  return fmt::format("{} [{}] strides [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
-                     fmt::join(tensor.strides(), ", "));
+  return format_text("{} [{}] strides [{}]", c10::toString(tensor.scalar_type()), join_text(tensor.sizes(), ", "),
+                     join_text(tensor.strides(), ", "));
 }
 
 std::string described(const OpPlan& plan, c10::ArrayRef<Operand> arguments) {
@@ -26,7 +24,7 @@ std::string described(const OpPlan& plan, c10::ArrayRef<Operand> arguments) {
     for_each_tensor(arguments[index], [&](const at::Tensor& tensor, int64_t) {
       if (!tensor.is_cpu()) return;
       const double bound = bound_cache().find(tensor).bound.max_abs;
-      text += fmt::format(", {} {} within {:.4g}", plan.argument_names[index], described(tensor), bound);
+      text += format_text(", {} {} within {:.4g}", plan.argument_names[index], described(tensor), bound);
     });
   }
   return text;
@@ -55,7 +53,7 @@ bool is_any_beyond_its_bound(const OpPlan& plan, c10::ArrayRef<Operand> argument
 std::string found_in(const HostResults::Disproof& disproof) {
   if (!disproof.found.finite) return "and holds a NaN or Inf";
   if (disproof.is_negative) return "and without negative numbers, and holds one";
-  return fmt::format("and holds {:.4g}", disproof.found.max_abs);
+  return format_text("and holds {:.4g}", disproof.found.max_abs);
 }
 
 }  // namespace
@@ -66,7 +64,7 @@ void report_disproof(DetectionSession& session, const OpPlan& plan, c10::ArrayRe
     if (is_any_beyond_its_bound(plan, arguments)) return;
     withdraw_rule(
         session, plan,
-        fmt::format("result {}, {}, was proved to be within {:.4g}, {}{}", disproof.output, described(disproof.result),
+        format_text("result {}, {}, was proved to be within {:.4g}, {}{}", disproof.output, described(disproof.result),
                     disproof.bound, found_in(disproof), described(plan, arguments)));
     bound_cache().forget_bounds();
   });

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -17,6 +16,7 @@
 #include "origin/nonfinite_registry.h"
 #include "detection/audited_claims.h"
 #include "detection/error_containment.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -103,7 +103,7 @@ void HostResults::bound_results(c10::ArrayRef<Operand> arguments, const External
   } catch (...) {
     bounds_.clear();
     run_contained(session_, "a bound rule",
-                  [this] { count_failure(session_, fmt::format("the bound rule of {}", plan_.name)); });
+                  [this] { count_failure(session_, format_text("the bound rule of {}", plan_.name)); });
   }
 }
 

@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include <fmt/format.h>
 #include <torch/library.h>
 #include <torch/headeronly/version.h>
 
@@ -14,6 +13,7 @@
 #include "operators/dispatch_key.h"
 #include "operators/op_plan.h"
 #include "process/fork_safe_mutex.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -59,7 +59,7 @@ void install_interceptor() {
   if (here.done) return;
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kInterceptorKey)) {
     throw std::runtime_error(
-        fmt::format("torchnan cannot intercept the operations of PyTorch {}: dispatch key {} already has a backend "
+        format_text("torchnan cannot intercept the operations of PyTorch {}: dispatch key {} already has a backend "
                     "fallback, from PyTorch itself or from another extension (torchdistx, a plugin). Use a torchnan "
                     "that was made for this PyTorch, or do not load the other extension in the same process.",
                     TORCH_VERSION, c10::toString(kInterceptorKey)));

@@ -20,12 +20,11 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-const auto& standalone =
-    *new std::shared_ptr<DetectionSession>(std::make_shared<DetectionSession>(Options{}));  // never destroyed
-
 // Returns the session of the current thread. Without one, returns a session for guards only, which raises.
 std::shared_ptr<DetectionSession> session_of_guards() {
   if (auto session = ThreadState::current().shared_session()) return session;
+  static const auto& standalone =
+      *new std::shared_ptr<DetectionSession>(std::make_shared<DetectionSession>(Options{}));  // never destroyed
   return standalone;
 }
 

@@ -4,13 +4,12 @@
 #include <cmath>
 #include <optional>
 
-#include <fmt/format.h>
-
 #include "operators/for_each_tensor.h"
 #include "origin/host_queries.h"
 #include "scan/storage_of.h"
 #include "scan/storage_ranges.h"
 #include "scan/tensor_scan.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -110,7 +109,7 @@ std::vector<TensorArgument> tensor_arguments(const CallContext& call) {
       for (size_t i = 0; i < elements.size(); ++i) {
         if (!elements[i].isTensor() || !elements[i].toTensor().defined()) continue;
         const at::Tensor& tensor = elements[i].toTensor();
-        found.push_back({tensor, fmt::format("{}[{}]", name, i), written != nullptr || overwritten.overlap(tensor),
+        found.push_back({tensor, format_text("{}[{}]", name, i), written != nullptr || overwritten.overlap(tensor),
                          static_cast<int64_t>(i)});
       }
     }

@@ -1,7 +1,5 @@
 #include "origin/harm.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -18,6 +16,7 @@
 #include "host/user_notifier.h"
 #include "detection/delivery.h"
 #include "detection/error_containment.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -154,7 +153,7 @@ std::string parameter_name(const DetectionSession& session, const at::Tensor& te
 std::string parameter_name_or_shape(const DetectionSession& session, const at::Tensor& tensor) {
   std::string name = parameter_name(session, tensor);
   if (!name.empty()) return name;
-  return fmt::format("{}of shape [{}] that no module owns", kNamelessParameter, fmt::join(tensor.sizes(), ","));
+  return format_text("{}of shape [{}] that no module owns", kNamelessParameter, join_text(tensor.sizes(), ","));
 }
 
 // Values that a node compares in its formula were computed by the node, or existed before the pass. Compiled autograd

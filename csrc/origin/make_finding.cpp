@@ -5,8 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "operators/op_plan.h"
 #include "origin/host_queries.h"
 #include "origin/reported_causes.h"
@@ -14,13 +12,14 @@
 #include "report/hint.h"
 #include "report/operator_name.h"
 #include "report/truncate.h"
+#include "text/format.h"
 #include "text/printable.h"
 
 namespace torchnan {
 namespace {
 
 std::string location_of(const std::string& file, int64_t line) {
-  return fmt::format("{}:{}", printable(short_path(file)), line);
+  return format_text("{}:{}", printable(short_path(file)), line);
 }
 
 LineageStep fill_step(const Step& step, const DetectionSession& session) {
@@ -144,8 +143,8 @@ void append_to_hint(Finding& finding, const std::string& clause) {
 void add_first_nan(const Cause& cause, const DetectionSession& session, Finding& finding) {
   if (!cause.first_nan || finding.origin == Origin::kOp) return;
   const LineageStep made = fill_step(*cause.first_nan, session);
-  const std::string location = made.file.empty() ? "" : fmt::format(" ({})", location_of(made.file, made.line));
-  append_to_hint(finding, fmt::format("{} made NaN of it{}", without_namespace(made.op), location));
+  const std::string location = made.file.empty() ? "" : format_text(" ({})", location_of(made.file, made.line));
+  append_to_hint(finding, format_text("{} made NaN of it{}", without_namespace(made.op), location));
 }
 
 // A value that the program wrote into a weight, or took over from elsewhere, is reported with its first reader.

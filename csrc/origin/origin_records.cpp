@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
@@ -18,6 +17,7 @@
 #include "report/own_frame.h"
 #include "call_sites/current_call_site.h"
 #include "process/fork_safe_mutex.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -98,10 +98,10 @@ bool is_from_compiled_graph(const at::Tensor& tensor) {
 
 // Says how a -inf came in that may be a mask. Its owner was not searched when it was first seen: masks are common.
 std::string way_of_mask(const OriginRecord& mask, const at::Tensor& tensor, const DetectionSession& session) {
-  if (!mask.collective.empty()) return fmt::format("was received by {}", without_namespace(mask.collective));
+  if (!mask.collective.empty()) return format_text("was received by {}", without_namespace(mask.collective));
   const auto owner = owner_of(tensor, /*search_all_modules=*/false, session);
   if (owner && !owner->name.empty()) {
-    return fmt::format("is in the {} {}", owner->is_buffer ? "buffer" : "parameter", owner->name);
+    return format_text("is in the {} {}", owner->is_buffer ? "buffer" : "parameter", owner->name);
   }
   return "came with the data";
 }
@@ -120,9 +120,9 @@ void fill_intentional_arguments(const CallContext& call, OriginRecord& origin) {
     const OriginRecord& earlier = *provenance->first().origin;
     if (earlier.source == OriginRecord::Source::kConstant) {
       const Frame frame = frame_of(earlier.site.live, call.session);
-      if (!frame.file.empty()) input->constant = fmt::format("{}:{}", frame.file, frame.line);
+      if (!frame.file.empty()) input->constant = format_text("{}:{}", frame.file, frame.line);
     } else if (earlier.is_intentional()) {
-      origin.incoming = fmt::format("the -inf in {} {}", argument.name, way_of_mask(earlier, tensor, call.session));
+      origin.incoming = format_text("the -inf in {} {}", argument.name, way_of_mask(earlier, tensor, call.session));
       if (earlier.seen_by_scaler) origin.seen_by_scaler = true;  // the gradients are clipped, and the step is skipped
     }
   }
@@ -257,8 +257,8 @@ std::string hint_of_repeated(const OriginRecord& earlier, bool is_checked) {
                ? "no numbers: this call was not replayed, because its values begin where those of earlier ones do"
                : "no numbers: the operation is assumed, because not every call is checked";
   }
-  return is_checked ? fmt::format("the same origin as in step {}, where the numbers were different", step)
-                    : fmt::format("assumed to be the same origin as in step {}: not every call is checked", step);
+  return is_checked ? format_text("the same origin as in step {}, where the numbers were different", step)
+                    : format_text("assumed to be the same origin as in step {}: not every call is checked", step);
 }
 
 }  // namespace
@@ -333,7 +333,7 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
     origin->allocation.live = unwritten->site;
     origin->allocator = *unwritten->op;
     if (unwritten->unfinished != nullptr) {
-      origin->facts.hint = fmt::format("{} will write this memory and has not completed: call wait() on its Work first",
+      origin->facts.hint = format_text("{} will write this memory and has not completed: call wait() on its Work first",
                                        without_namespace(*unwritten->unfinished));
     }
   }
@@ -347,7 +347,7 @@ std::shared_ptr<OriginRecord> one_origin_of_step(const DetectionSession& session
                                                  std::shared_ptr<OriginRecord> origin) {
   const Frame* line = own_frame(origin->facts.stack);
   if (line == nullptr) return origin;
-  return one_origin_of(fmt::format("{}:{}", line->file, line->line), session, std::move(origin));
+  return one_origin_of(format_text("{}:{}", line->file, line->line), session, std::move(origin));
 }
 
 bool is_of_skipped_step(const DetectionSession& session, const OriginRecord& origin) {

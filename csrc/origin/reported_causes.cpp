@@ -8,13 +8,12 @@
 #include <string_view>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "detection/session.h"
 #include "origin/inference_turn.h"
 #include "origin/replayed_region.h"
 #include "process/fork_safe_mutex.h"
 #include "report/operator_name.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -75,15 +74,15 @@ std::string letters_of_node(std::string_view node) { return letters_of(node.subs
 
 std::string line_of(const OriginRecord& origin) {
   const std::vector<Frame>& stack = origin.facts.stack;
-  return stack.empty() ? "" : fmt::format("{}:{}", stack.front().file, stack.front().line);
+  return stack.empty() ? "" : format_text("{}:{}", stack.front().file, stack.front().line);
 }
 
 std::string call_in_module(const OriginRecord& origin) {
-  return fmt::format("{} {} in {}", line_of(origin), origin.facts.op, origin.facts.module.value_or(""));
+  return format_text("{} {} in {}", line_of(origin), origin.facts.op, origin.facts.module.value_or(""));
 }
 
 std::string call_in_node(const OriginRecord& origin) {
-  return fmt::format("{} {} in {}", line_of(origin), origin.facts.op, origin.site.node);
+  return format_text("{} {} in {}", line_of(origin), origin.facts.op, origin.site.node);
 }
 
 bool is_operation(const OriginRecord& origin) { return origin.source == OriginRecord::Source::kOperation; }

@@ -16,13 +16,13 @@ namespace {
 using CallSite = std::tuple<std::string, SiteId, SiteId>;  // operator, stack, forward stack
 
 using Candidates = std::map<CallSite, NonfiniteRegistry::ProvenancePtr>;
-struct Registry {
+struct ResultsBySession {
   ForkSafeMutex mutex;
   std::map<const DetectionSession*, Candidates> by_session;
 };
 
-Registry& unused_results = *new Registry;  // never destroyed: threads may outlive static destructors
-Registry& sent_results = *new Registry;
+ResultsBySession& unused_results = *new ResultsBySession;  // never destroyed: threads may outlive static destructors
+ResultsBySession& sent_results = *new ResultsBySession;
 
 // What a session has sent in its last step that sent any.
 struct SentInStep {
@@ -83,7 +83,7 @@ bool is_passed_on(const OriginRecord& origin) { return !origin.collective.empty(
 
 // Keeps the first of a call site that `is_candidate`. The replay of a backward pass makes the origins of the forward
 // pass again: these do not replace the first.
-void record(Registry& registry, DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance,
+void record(ResultsBySession& registry, DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance,
             bool (*is_candidate)(const OriginRecord&)) {
   const OriginRecord& origin = *provenance->first().origin;
   NonfiniteRegistry::ProvenancePtr released;  // after the lock
@@ -98,7 +98,7 @@ void record(Registry& registry, DetectionSession& session, const NonfiniteRegist
   }
 }
 
-std::vector<NonfiniteRegistry::ProvenancePtr> drain(Registry& registry, const DetectionSession& session,
+std::vector<NonfiniteRegistry::ProvenancePtr> drain(ResultsBySession& registry, const DetectionSession& session,
                                                     bool (*is_candidate)(const OriginRecord&)) {
   Candidates candidates;
   {

@@ -9,8 +9,7 @@
 #include <ctime>
 #include <system_error>
 
-#include <fmt/format.h>
-
+#include "text/format.h"
 #include "text/printable.h"
 
 namespace torchnan {
@@ -50,7 +49,7 @@ off_t AppendOnlyFile::append(std::string line, const std::string& first) {
   if (is_regular_ && written > 0 && nobody_came_after && ftruncate(fd_, end) != 0) {
     // A partial line remains, and the next append will terminate it.
   }
-  throw std::system_error(error, std::generic_category(), fmt::format("log '{}' cannot be written", printable(path_)));
+  throw std::system_error(error, std::generic_category(), format_text("log '{}' cannot be written", printable(path_)));
 }
 
 void AppendOnlyFile::refuse(int error) const {
@@ -58,7 +57,7 @@ void AppendOnlyFile::refuse(int error) const {
                        : error == ENXIO ? "give the path of a file; the reader of a pipe may keep training waiting"
                                         : "give a path that can be written to";
   throw std::system_error(error, std::generic_category(),
-                          fmt::format("log '{}' cannot be opened ({})", printable(path_), advice));
+                          format_text("log '{}' cannot be opened ({})", printable(path_), advice));
 }
 
 // Whether a killed process has left a partial line, rather than another process being about to complete it.

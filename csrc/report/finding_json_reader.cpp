@@ -8,13 +8,12 @@
 #include <type_traits>
 #include <utility>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "report/enum_names.h"
 #include "report/finding_fields.h"
 #include "scan/strict_floats.h"
+#include "text/format.h"
 #include "text/printable.h"
 
 namespace torchnan {
@@ -28,7 +27,7 @@ constexpr size_t kShown = 80;
 
 std::invalid_argument wrong(const std::string& where, const std::string& expected, const Json& found) {
   const std::string text = found.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return std::invalid_argument(fmt::format("{} must be {} but is {}", where, expected, printable(text, kShown)));
+  return std::invalid_argument(format_text("{} must be {} but is {}", where, expected, printable(text, kShown)));
 }
 
 // Rejects input that the parser accepts: two entries of one name, and unlimited nesting. (The parser's own callback
@@ -50,13 +49,13 @@ class Strictness final : public nlohmann::json_sax<Json> {
 
   bool key(std::string& name) override {
     if (names_.back().insert(name).second) return true;
-    throw std::invalid_argument(fmt::format("'{}' occurs twice", printable(name, kShown)));
+    throw std::invalid_argument(format_text("'{}' occurs twice", printable(name, kShown)));
   }
 
  private:
   bool enter() {
     if (names_.size() == kMaxDepth) {
-      throw std::invalid_argument(fmt::format("it is nested deeper than {} levels", kMaxDepth));
+      throw std::invalid_argument(format_text("it is nested deeper than {} levels", kMaxDepth));
     }
     names_.emplace_back();
     return true;
@@ -73,14 +72,14 @@ class Strictness final : public nlohmann::json_sax<Json> {
 Json parsed(std::string_view line) {
   if (line.size() > kMaxLineBytes) {
     throw std::invalid_argument(
-        fmt::format("it has {} bytes, and a finding has at most {}", line.size(), kMaxLineBytes));
+        format_text("it has {} bytes, and a finding has at most {}", line.size(), kMaxLineBytes));
   }
   Strictness strictness;
   Json::sax_parse(line, &strictness);
   try {
     return Json::parse(line);
   } catch (const Json::exception& error) {
-    throw std::invalid_argument(fmt::format("it is not JSON: {}", printable(error.what())));
+    throw std::invalid_argument(format_text("it is not JSON: {}", printable(error.what())));
   }
 }
 
@@ -101,7 +100,7 @@ class ObjectReader {
     int64_t schema = 0;
     (*this)("schema", schema);
     if (schema == Finding::kSchemaVersion) return;
-    throw std::invalid_argument(fmt::format("schema is {}, and this torchnan reads {}{}", schema,
+    throw std::invalid_argument(format_text("schema is {}, and this torchnan reads {}{}", schema,
                                             Finding::kSchemaVersion,
                                             schema > Finding::kSchemaVersion ? ": update torchnan" : ""));
   }
@@ -109,7 +108,7 @@ class ObjectReader {
   void expect_end() const {
     for (const auto& [name, value] : object_.items()) {
       if (taken_.count(name) == 0) {
-        throw std::invalid_argument(fmt::format("{} is not known", printable(path(name), kShown)));
+        throw std::invalid_argument(format_text("{} is not known", printable(path(name), kShown)));
       }
     }
   }
@@ -216,7 +215,7 @@ class ObjectReader {
   static std::string names_of() {
     std::vector<std::string_view> names;
     for (int i = 0; *name_of(static_cast<Enum>(i)) != '\0'; ++i) names.emplace_back(name_of(static_cast<Enum>(i)));
-    return fmt::format("{}", fmt::join(names, ", "));
+    return join_text(names, ", ");
   }
 
   template <typename Number>
@@ -226,7 +225,7 @@ class ObjectReader {
     const bool is_one = value.is_number_unsigned() ? fits(value.get<uint64_t>())
                                                    : value.is_number_integer() && fits(value.get<int64_t>());
     if (!is_one) {
-      throw wrong(where, fmt::format("a whole number from {} to {}", min, std::numeric_limits<Number>::max()), value);
+      throw wrong(where, format_text("a whole number from {} to {}", min, std::numeric_limits<Number>::max()), value);
     }
     number = value.get<Number>();
   }
@@ -236,7 +235,7 @@ class ObjectReader {
     if (!value.is_array()) throw wrong(where, "a list", value);
     items.clear();
     for (size_t i = 0; i < value.size(); ++i) {
-      read_item(value[i], fmt::format("{}[{}]", where, i), items.emplace_back());
+      read_item(value[i], format_text("{}[{}]", where, i), items.emplace_back());
     }
   }
 

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include <c10/util/SmallVector.h>
-#include <fmt/format.h>
 
 #include "report/own_frame.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -20,7 +20,7 @@ std::string identity(const Finding& f) {
   const Frame where = f.stack.empty() ? Frame{} : f.stack.front();
   const Frame* found = own_frame(f.stack);
   const Frame own = found == nullptr ? Frame{} : *found;
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op,
+  return format_text("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op,
                      f.node, f.module.value_or("-"), f.name, where.file, where.line, own.file, own.line, f.harm.name);
 }
 

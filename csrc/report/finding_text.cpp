@@ -2,14 +2,13 @@
 #include <torchnan/finding.h>
 
 #include <algorithm>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <span>
 
 #include "report/number_text.h"
 #include "report/operator_name.h"
 #include "report/own_frame.h"
 #include "report/repetitions.h"
+#include "text/format.h"
 #include "text/printable.h"
 
 namespace torchnan {
@@ -36,28 +35,28 @@ std::string short_dtype(const std::string& dtype) {
 }
 
 std::string type_of(const std::string& dtype, const std::vector<int64_t>& shape) {
-  return fmt::format("{}[{}]", printable(short_dtype(dtype)), fmt::join(shape, ","));
+  return format_text("{}[{}]", printable(short_dtype(dtype)), join_text(shape, ","));
 }
 
 // The single format of a location, which editors open.
 std::string location(const std::string& file, int64_t line) {
-  return fmt::format("{}:{}", printable(short_path(file)), line);
+  return format_text("{}:{}", printable(short_path(file)), line);
 }
 
 // Returns the counts that are not zero.
 std::string counts(int64_t nan, int64_t posinf, int64_t neginf) {
   std::string text;
-  if (nan > 0) text += fmt::format("  nan {}", nan);
-  if (posinf > 0) text += fmt::format("  +inf {}", posinf);
-  if (neginf > 0) text += fmt::format("  -inf {}", neginf);
+  if (nan > 0) text += format_text("  nan {}", nan);
+  if (posinf > 0) text += format_text("  +inf {}", posinf);
+  if (neginf > 0) text += format_text("  -inf {}", neginf);
   return text;
 }
 
 std::string headline(const Finding& f) {
-  std::string text = fmt::format("torchnan: {}", f.kind == Kind::kNaN ? "NaN" : "Inf");
-  if (f.step) text += fmt::format(" at step {}", *f.step);
-  if (f.rank) text += fmt::format(", rank {}", *f.rank);
-  text += fmt::format(" ({})", printable(f.device));
+  std::string text = format_text("torchnan: {}", f.kind == Kind::kNaN ? "NaN" : "Inf");
+  if (f.step) text += format_text(" at step {}", *f.step);
+  if (f.rank) text += format_text(", rank {}", *f.rank);
+  text += format_text(" ({})", printable(f.device));
   if (f.phase == Phase::kBackward) text += ", in the backward pass";
   if (f.phase == Phase::kOptimizer) text += ", in the optimizer";
   if (f.level == Level::kWarning) text += " - a warning: nothing used it";
@@ -79,10 +78,10 @@ std::vector<Frame> forward_frames(const Finding& f) {
 std::string location_of(const Finding& f) {
   const std::vector<Frame> forward = forward_frames(f);
   if (f.backward_stack.empty()) {
-    return forward.empty() ? "" : fmt::format("   at {}", location(forward.front().file, forward.front().line));
+    return forward.empty() ? "" : format_text("   at {}", location(forward.front().file, forward.front().line));
   }
-  std::string text = fmt::format("   at {}", location(f.backward_stack.front().file, f.backward_stack.front().line));
-  if (!forward.empty()) text += fmt::format(", forward {}", location(forward.front().file, forward.front().line));
+  std::string text = format_text("   at {}", location(f.backward_stack.front().file, f.backward_stack.front().line));
+  if (!forward.empty()) text += format_text(", forward {}", location(forward.front().file, forward.front().line));
   return text;
 }
 
@@ -91,9 +90,9 @@ std::string module_of(const Finding& f) { return f.module->empty() ? "the root m
 // The module is that of the first use.
 std::string constant_of(const Finding& f) {
   std::string what = f.op == kTakenOver ? "a constant, given to torch.tensor"
-                                        : fmt::format("a constant, written by {}", printable(f.op));
+                                        : format_text("a constant, written by {}", printable(f.op));
   what += location_of(f);
-  if (f.module) what += fmt::format(", first used in {}", module_of(f));
+  if (f.module) what += format_text(", first used in {}", module_of(f));
   return what;
 }
 
@@ -102,15 +101,15 @@ std::string produced_by(const Finding& f) {
   switch (f.origin) {
     case Origin::kOp:
       what = printable(f.op);
-      if (!f.node.empty()) what += fmt::format(" in {}", printable(f.node));
-      what += f.constant ? " with a constant" : fmt::format(", output {}", f.output);
+      if (!f.node.empty()) what += format_text(" in {}", printable(f.node));
+      what += f.constant ? " with a constant" : format_text(", output {}", f.output);
       break;
     case Origin::kParameter:
-      what = f.name.empty() ? "a parameter" : fmt::format("parameter {}", printable(f.name));
-      what += fmt::format(", first read by {}", printable(f.op));
+      what = f.name.empty() ? "a parameter" : format_text("parameter {}", printable(f.name));
+      what += format_text(", first read by {}", printable(f.op));
       break;
     case Origin::kBuffer:
-      what = fmt::format("buffer {}, first read by {}", printable(f.name), printable(f.op));
+      what = format_text("buffer {}, first read by {}", printable(f.name), printable(f.op));
       break;
     case Origin::kInput:
       if (f.op == "torchnan::guard" || f.op == "autograd::backward") {
@@ -119,22 +118,22 @@ std::string produced_by(const Finding& f) {
       }
       if (f.constant) return constant_of(f);
       what = f.op == kTakenOver ? "an external tensor"
-                                : fmt::format("an external tensor, first used by {}", printable(f.op));
+                                : format_text("an external tensor, first used by {}", printable(f.op));
       break;
     case Origin::kUninit:
-      what = fmt::format("memory from {} that nothing has written", printable(f.op));
+      what = format_text("memory from {} that nothing has written", printable(f.op));
       break;
     case Origin::kCompiled:
-      what = fmt::format("something inside a compiled region, first seen in {} {}",
+      what = format_text("something inside a compiled region, first seen in {} {}",
                          f.phase == Phase::kBackward ? "gradient" : "output", f.output);
       break;
     case Origin::kForeign:
-      what = fmt::format("something outside PyTorch's dispatcher, first read by {}", printable(f.op));
+      what = format_text("something outside PyTorch's dispatcher, first read by {}", printable(f.op));
       break;
   }
   if (f.origin == Origin::kCompiled) return what;  // its location is that of the region
-  if (f.origin == Origin::kOp && !f.name.empty()) what += fmt::format("   for parameter {}", printable(f.name));
-  if (f.module) what += fmt::format("   in {}", module_of(f));
+  if (f.origin == Origin::kOp && !f.name.empty()) what += format_text("   for parameter {}", printable(f.name));
+  if (f.module) what += format_text("   in {}", module_of(f));
   return what + location_of(f);
 }
 
@@ -147,29 +146,29 @@ bool is_nan_of_node(const Finding& f) {
 
 std::string format_output(const Finding& f) {
   std::string text = type_of(f.dtype, f.shape) + counts(f.nan, f.posinf, f.neginf);
-  if (is_nan_of_node(f)) text += fmt::format(", then NaN in {}", printable(f.node));
-  if (!f.first_index.empty()) text += fmt::format("  first at [{}]", fmt::join(f.first_index, ","));
+  if (is_nan_of_node(f)) text += format_text(", then NaN in {}", printable(f.node));
+  if (!f.first_index.empty()) text += format_text("  first at [{}]", join_text(f.first_index, ","));
   return text;
 }
 
 std::string format_input(const InputSummary& input) {
-  std::string text = fmt::format("{} {}", printable(input.name), type_of(input.dtype, input.shape));
+  std::string text = format_text("{} {}", printable(input.name), type_of(input.dtype, input.shape));
   if (input.overwritten) return text + "  (overwritten by the operation)";
   if (input.tally.min && input.tally.max) {
-    text += fmt::format("  min {}  max {}", format_number(*input.tally.min, input.dtype),
+    text += format_text("  min {}  max {}", format_number(*input.tally.min, input.dtype),
                         format_number(*input.tally.max, input.dtype));
   } else if (input.tally.absmax) {  // for a tensor on a device nothing else is known
-    text += fmt::format("  absmax {}", format_number(*input.tally.absmax, input.dtype));
+    text += format_text("  absmax {}", format_number(*input.tally.absmax, input.dtype));
   }
   text += counts(input.tally.nan, input.tally.posinf, input.tally.neginf);
-  if (!input.constant.empty()) text += fmt::format("  constant from {}", printable(short_path(input.constant)));
+  if (!input.constant.empty()) text += format_text("  constant from {}", printable(short_path(input.constant)));
   return text;
 }
 
 std::string format_compiled(const CompiledRegion& compiled) {
   std::string text = printable(compiled.region);
-  if (!compiled.file.empty()) text += fmt::format(" ({})", location(compiled.file, compiled.line));
-  if (!compiled.kernel.empty()) text += fmt::format(", kernel {}", printable(compiled.kernel));
+  if (!compiled.file.empty()) text += format_text(" ({})", location(compiled.file, compiled.line));
+  if (!compiled.kernel.empty()) text += format_text(", kernel {}", printable(compiled.kernel));
   switch (compiled.replay) {
     case Replay::kTraced:
       break;
@@ -180,7 +179,7 @@ std::string format_compiled(const CompiledRegion& compiled) {
       text += ", in fused arithmetic only: finite when run operation by operation";
       break;
     case Replay::kNone:
-      text += fmt::format(", not followed: {}", printable(compiled.obstacle));
+      text += format_text(", not followed: {}", printable(compiled.obstacle));
       break;
   }
   return text;
@@ -194,7 +193,7 @@ std::string format_argument(const InputSummary& number) {
                             : tally.posinf > 0 ? "inf"
                             : tally.neginf > 0 ? "-inf"
                                                : format_number(tally.min.value_or(0), "float64");
-  return fmt::format("{} {}", printable(number.name), value);
+  return format_text("{} {}", printable(number.name), value);
 }
 
 // A row for each of the first few tensors. The numbers share one row, which comes first if the hint is about one of
@@ -212,10 +211,10 @@ std::vector<std::string> format_inputs(const Finding& f) {
       rows.push_back(format_input(input));
     }
   }
-  if (tensors > shown) rows.push_back(fmt::format("... {} more", tensors - shown));
+  if (tensors > shown) rows.push_back(format_text("... {} more", tensors - shown));
   if (numbers.empty()) return rows;
   const bool is_suspect = is_number(f.inputs.front());
-  rows.insert(is_suspect ? rows.begin() : rows.end(), fmt::format("{}", fmt::join(numbers, "  ")));
+  rows.insert(is_suspect ? rows.begin() : rows.end(), join_text(numbers, "  "));
   return rows;
 }
 
@@ -226,35 +225,34 @@ std::string format_lineage(const Finding& f) {
   steps.push_back(f.origin == Origin::kOp ? bare(f.op) : f.constant ? "constant" : name_of(f.origin));
   for (size_t i = 0; i < f.lineage.size(); ++i) {
     if (i + 1 == f.lineage.size() && f.lineage_omitted > 0) {
-      steps.push_back(fmt::format("... {} more", f.lineage_omitted));
+      steps.push_back(format_text("... {} more", f.lineage_omitted));
     }
     const LineageStep& step = f.lineage[i];
     steps.push_back(step.file.empty() ? bare(step.op)
-                                      : fmt::format("{} ({})", bare(step.op), location(step.file, step.line)));
+                                      : format_text("{} ({})", bare(step.op), location(step.file, step.line)));
   }
   std::vector<std::string> shown;
   for (const Repetition& part : repetitions(steps)) {
-    const auto begin = steps.begin() + static_cast<int64_t>(part.begin);
-    std::string text = fmt::format("{}", fmt::join(begin, begin + static_cast<int64_t>(part.length), " -> "));
-    if (part.length > 1) text = fmt::format("[{}]", text);
-    if (part.times > 1) text += fmt::format(" {} times", part.times);
+    std::string text = join_text(std::span(steps).subspan(part.begin, part.length), " -> ");
+    if (part.length > 1) text = format_text("[{}]", text);
+    if (part.times > 1) text += format_text(" {} times", part.times);
     shown.push_back(std::move(text));
   }
-  return fmt::format("{}", fmt::join(shown, " -> "));
+  return join_text(shown, " -> ");
 }
 
 void add_row(std::string& text, const char* label, const std::string& value) {
-  text += fmt::format("\n  {:<9} {}", label, value);
+  text += format_text("\n  {:<9} {}", label, value);
 }
 
 std::string as_parameter(const std::string& name) {
-  return fmt::format("{} {}", name.starts_with(kNamelessParameter) ? "a" : "parameter", printable(name));
+  return format_text("{} {}", name.starts_with(kNamelessParameter) ? "a" : "parameter", printable(name));
 }
 
 std::string describe_gradient(const Harm& harm) {
-  const std::string what = harm.name.empty() ? "a gradient" : fmt::format("the gradient of {}", printable(harm.name));
-  if (harm.applied == true) return fmt::format("an optimizer used it as {}; the step was applied", what);
-  return fmt::format("an optimizer was about to use it as {}{}", what,
+  const std::string what = harm.name.empty() ? "a gradient" : format_text("the gradient of {}", printable(harm.name));
+  if (harm.applied == true) return format_text("an optimizer used it as {}; the step was applied", what);
+  return format_text("an optimizer was about to use it as {}{}", what,
                      harm.applied == false ? "; the step was not applied" : "");
 }
 
@@ -265,7 +263,7 @@ struct StackRow {
 };
 
 std::string format_frame(const Frame& f) {
-  return fmt::format("{} {}", location(f.file, f.line), printable(f.function));
+  return format_text("{} {}", location(f.file, f.line), printable(f.function));
 }
 
 std::vector<StackRow> stack_rows(const std::vector<Frame>& frames) {
@@ -280,7 +278,7 @@ std::vector<StackRow> stack_rows(const std::vector<Frame>& frames) {
 
 std::string format_row(const StackRow& row) {
   std::string text = format_frame(*row.frame);
-  if (row.times > 1) text += fmt::format("  {} times", row.times);
+  if (row.times > 1) text += format_text("  {} times", row.times);
   return text;
 }
 
@@ -293,7 +291,7 @@ void add_stack(std::string& text, const char* label, const std::vector<Frame>& f
   const size_t inner = std::min(rows.size(), depth < shown ? shown : shown_of(depth, shown - 1));
   for (size_t i = 0; i < inner; ++i) add_row(text, i == 0 ? label : "", format_row(rows[i]));
   if (depth < shown) return;
-  if (depth > inner) add_row(text, "", fmt::format("... {} more", depth - inner));
+  if (depth > inner) add_row(text, "", format_text("... {} more", depth - inner));
   add_row(text, "", format_row(*own));
 }
 
@@ -301,7 +299,7 @@ void add_stack(std::string& text, const char* label, const std::vector<Frame>& f
 
 std::string describe(const Harm& harm) {
   const auto named = [&](const char* what) {
-    return harm.name.empty() ? std::string(what) : fmt::format("{} {}", what, printable(harm.name));
+    return harm.name.empty() ? std::string(what) : format_text("{} {}", what, printable(harm.name));
   };
   std::string text;
   switch (harm.kind) {
@@ -317,23 +315,23 @@ std::string describe(const Harm& harm) {
       text = describe_gradient(harm);
       break;
     case HarmKind::kParameter:
-      text = harm.name.empty() ? "it is in a parameter" : fmt::format("it is in {}", as_parameter(harm.name));
+      text = harm.name.empty() ? "it is in a parameter" : format_text("it is in {}", as_parameter(harm.name));
       break;
     case HarmKind::kOptimizerState:
-      text = fmt::format("it is in {}", named("optimizer state"));
+      text = format_text("it is in {}", named("optimizer state"));
       break;
     case HarmKind::kRead:
       text = "user code read it";
       break;
     case HarmKind::kGuard:
-      text = fmt::format("it reached {}", named("guard"));
+      text = format_text("it reached {}", named("guard"));
       break;
     case HarmKind::kAlive:
       return "it was still referenced when detection ended";
     case HarmKind::kUnused:
       return "nothing ever used it";
   }
-  if (!harm.file.empty()) text += fmt::format(" ({})", location(harm.file, harm.line));
+  if (!harm.file.empty()) text += format_text(" ({})", location(harm.file, harm.line));
   return text;
 }
 
@@ -344,7 +342,7 @@ std::string to_text(const Finding& f) {
   const std::vector<std::string> inputs = format_inputs(f);
   for (size_t i = 0; i < inputs.size(); ++i) add_row(text, i == 0 ? "inputs" : "", inputs[i]);
   if (!f.hint.empty()) add_row(text, "because", printable(f.hint));
-  if (!f.item.empty()) add_row(text, "data", fmt::format("item {} of the dataset", printable(f.item)));
+  if (!f.item.empty()) add_row(text, "data", format_text("item {} of the dataset", printable(f.item)));
   if (!f.process.empty()) add_row(text, "process", printable(f.process));
   if (f.compiled) add_row(text, "compiled", format_compiled(*f.compiled));
   if (!f.lineage.empty()) add_row(text, "lineage", format_lineage(f));
@@ -352,7 +350,7 @@ std::string to_text(const Finding& f) {
   add_stack(text, "backward", f.backward_stack, kBackwardFramesShown);
   add_stack(text, f.phase == Phase::kBackward && !f.node.empty() ? "forward" : "stack", forward_frames(f),
             kFramesShown);
-  if (f.repeats > 0) add_row(text, "repeats", fmt::format("{} more time{}", f.repeats, f.repeats == 1 ? "" : "s"));
+  if (f.repeats > 0) add_row(text, "repeats", format_text("{} more time{}", f.repeats, f.repeats == 1 ? "" : "s"));
   return text;
 }
 

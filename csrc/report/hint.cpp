@@ -1,16 +1,15 @@
 #include "report/hint.h"
 
-#include <fmt/format.h>
-
 #include "report/hint_rules.h"
 #include "report/operation.h"
 #include "report/operator_name.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
 
 Hint hint_for_received(const Finding& f) {
-  return {fmt::format("{} received it from another rank: see the report of that rank for its origin",
+  return {format_text("{} received it from another rank: see the report of that rank for its origin",
                       without_namespace(f.collective))};
 }
 
@@ -21,7 +20,7 @@ Hint hint_for_input(const Finding& f) {
         "torchnan.detect() in each thread"};
   }
   if (f.first_index.size() < 2) return {};
-  return {fmt::format("row {} of {} is the first with a non-finite value ({} in all)", f.first_index[0], f.shape[0],
+  return {format_text("row {} of {} is the first with a non-finite value ({} in all)", f.first_index[0], f.shape[0],
                       f.nan + f.posinf + f.neginf)};
 }
 

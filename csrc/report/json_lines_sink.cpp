@@ -5,9 +5,8 @@
 
 #include <filesystem>
 
-#include <fmt/format.h>
-
 #include "report/append_only_file.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -22,7 +21,7 @@ class JsonLinesSink final : public Sink {
 
  private:
   // A forked child writes to a separate file.
-  std::string path_here() const { return pid_ == getpid() ? path_ : fmt::format("{}.{}", path_, getpid()); }
+  std::string path_here() const { return pid_ == getpid() ? path_ : format_text("{}.{}", path_, getpid()); }
 
   const std::string path_;
   const pid_t pid_;

@@ -1,11 +1,10 @@
 #include "report/hint_rules.h"
+#include "text/format.h"
 
 #include <algorithm>
 #include <iterator>
 #include <string>
 #include <string_view>
-
-#include <fmt/format.h>
 
 namespace torchnan {
 namespace {
@@ -88,7 +87,7 @@ Hint hint_for_logit(const Operation& op) {
   if (op.name() != "logit_backward" || !x.has_range() || op.argument("eps").input != nullptr) return {};
   if (x.min() < 0 || x.max() > 1) {
     if (!op.made_nan()) return {};
-    return about(x, fmt::format("{} from {} to {}: logit has no slope outside [0, 1]", x.input->name, x.quote(x.min()),
+    return about(x, format_text("{} from {} to {}: logit has no slope outside [0, 1]", x.input->name, x.quote(x.min()),
                                 x.quote(x.max())));
   }
   if (x.min() > 0 && x.max() < 1) return {};
@@ -105,7 +104,7 @@ Hint hint_for_node(const Operation& op) {
     return slope.stem == stem && slope.op == op.name() && op.argument(slope.argument).holds_zeros();
   });
   if (known == std::end(kSlopes) || !makes_it_of_zeros(op)) return {};
-  return about(op.argument(known->argument), fmt::format("{}{}", known->text, addition_for(op, known->text)));
+  return about(op.argument(known->argument), format_text("{}{}", known->text, addition_for(op, known->text)));
 }
 
 }  // namespace torchnan

@@ -6,9 +6,8 @@
 #include <limits>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "scan/strict_floats.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -24,12 +23,12 @@ int significant_digits(std::string_view text) {
 }  // namespace
 
 std::string format_number(double number, std::string_view dtype) {
-  const std::string brief = fmt::format("{:.{}g}", number, kDigits);
+  const std::string brief = format_text("{:.{}g}", number, kDigits);
   if (!std::isfinite(number) || std::strtod(brief.c_str(), nullptr) == number) return brief;
   if (significant_digits(brief) >= kDigits) return brief;
   const auto narrow = static_cast<float>(number);
   const bool is_narrow = dtype != "float64" && dtype != "complex128" && static_cast<double>(narrow) == number;
-  return is_narrow ? fmt::format("{}", narrow) : fmt::format("{}", number);
+  return is_narrow ? format_text("{}", narrow) : format_text("{}", number);
 }
 
 double largest_number(std::string_view dtype) {

@@ -9,14 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <torchnan/finding.h>
 
 #include "report/hint.h"
 #include "report/number_text.h"
 #include "report/operator_name.h"
 #include "scan/strict_floats.h"
+#include "text/format.h"
 
 namespace torchnan {
 
@@ -48,7 +47,7 @@ struct Argument {
   // Whether a negative number has the largest magnitude. For complex numbers only the magnitude is known.
   bool is_below() const { return tally().min && -*tally().min == *tally().absmax && *tally().max < *tally().absmax; }
   std::string reach() const { return is_below() ? "down to " + quote(min()) : "up to " + quote(*tally().absmax); }
-  std::string zeros() const { return fmt::format("{} {}", input->name, is_number() ? "is 0" : "holds zeros"); }
+  std::string zeros() const { return format_text("{} {}", input->name, is_number() ? "is 0" : "holds zeros"); }
 };
 
 class Operation {
@@ -81,7 +80,7 @@ class Operation {
 
   // Returns the argument with this name in the schema; for a list, the element that the result was computed from.
   Argument argument(std::string_view name) const {
-    const std::string element = fmt::format("{}[{}]", name, finding_.output);
+    const std::string element = format_text("{}[{}]", name, finding_.output);
     for (const Argument& one : arguments_) {
       if (one.input->name == name || (is_foreach_ && one.input->name == element)) return one;
     }

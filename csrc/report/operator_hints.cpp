@@ -1,6 +1,7 @@
 #include "report/hint_rules.h"
 
 #include "report/hints/families.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -9,7 +10,7 @@ Hint hint_for_number(const Operation& op) {
   for (const Argument& x : op.arguments()) {
     if (x.input->dtype != InputSummary::kNumber || x.tally().nonfinite() == 0) continue;
     const char* value = x.tally().nan > 0 ? "NaN" : x.tally().posinf > 0 ? "inf" : "-inf";
-    return about(x, fmt::format("{} is {}", x.input->name, value));
+    return about(x, format_text("{} is {}", x.input->name, value));
   }
   return {};
 }

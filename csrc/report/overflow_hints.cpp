@@ -1,4 +1,5 @@
 #include "report/hint_rules.h"
+#include "text/format.h"
 
 #include <algorithm>
 #include <array>
@@ -9,9 +10,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 namespace torchnan {
 namespace {
@@ -53,10 +51,10 @@ Hint hint_for_growth(const Operation& op, const Growth& growth) {
   const Argument x = op.self();
   if (!op.made_inf() || x.input == nullptr) return {};
   if (x.is_overwritten()) {
-    return about(x, fmt::format("{} of what {} held is more than {} can hold", growth.op, x.input->name, op.dtype()));
+    return about(x, format_text("{} of what {} held is more than {} can hold", growth.op, x.input->name, op.dtype()));
   }
   if (!x.has_range()) return {};
-  return about(x, fmt::format("{} of {} is more than {} can hold", growth.op, x.quote(extreme_of(x, growth.extreme)),
+  return about(x, format_text("{} of {} is more than {} can hold", growth.op, x.quote(extreme_of(x, growth.extreme)),
                               op.dtype()));
 }
 
@@ -214,9 +212,9 @@ std::string describe_operands(const std::vector<Argument>& operands) {
   for (const Argument& x : operands) {
     if (parts.size() == 4) break;
     const bool is_number = x.input->dtype == InputSummary::kNumber;
-    parts.push_back(fmt::format("{} {}", x.input->name, is_number ? x.quote(x.min()) : x.reach()));
+    parts.push_back(format_text("{} {}", x.input->name, is_number ? x.quote(x.min()) : x.reach()));
   }
-  return parts.empty() ? "" : fmt::format(" ({})", fmt::join(parts, ", "));
+  return parts.empty() ? "" : format_text(" ({})", join_text(parts, ", "));
 }
 
 // A weight that is this many times as large as before the first step has diverged.
@@ -228,17 +226,17 @@ std::string describe_growth(const Operation& op) {
     const std::optional<double>& before = x.input->initial_absmax;
     if (!before) continue;
     if (x.is_overwritten()) {
-      return fmt::format("; {} was up to {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
+      return format_text("; {} was up to {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
     }
     if (!x.tally().absmax || x.absmax() < kGrown * *before) continue;
-    return fmt::format("; {} has grown from {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
+    return format_text("; {} has grown from {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
   }
   return "";
 }
 
 Hint hint_for_largest_value(const Operation& op, const Argument& x) {
   const auto [extreme, sign] = x.is_below() ? std::pair("lowest", -1.0) : std::pair("largest", 1.0);
-  return about(x, fmt::format("the {0} value, {1}, is beyond {2}, the {0} that {3} can hold", extreme,
+  return about(x, format_text("the {0} value, {1}, is beyond {2}, the {0} that {3} can hold", extreme,
                               x.quote(sign * x.absmax()), format_number(sign * largest_number(op.dtype()), op.dtype()),
                               op.dtype()));
 }
@@ -275,7 +273,7 @@ Hint hint_for_overflow(const Operation& op) {
   if (is_beyond && (is_new || op.is_of_finite())) return hint_for_largest_value(op, operands[0]);
   if (!is_new) return {};
   const bool is_result = contains(kOneRounding, op.name()) && !op.made_nan();
-  std::string text = fmt::format("{} beyond {}, the largest that {} can hold{}",
+  std::string text = format_text("{} beyond {}, the largest that {} can hold{}",
                                  is_result ? "the result is" : "the result, or a value on the way to it, is",
                                  op.limit(), op.dtype(), describe_operands(operands));
   if (op.made_nan()) text += contains(kProducts, op.name()) ? ": inf - inf or 0 * inf is NaN" : ": inf - inf is NaN";

@@ -9,12 +9,12 @@
 namespace torchnan {
 namespace {
 
-constexpr int64_t kLanes = 32;        // independent sums: four AVX-512 registers
-constexpr int64_t kLineBytes = 64;    // of the cache
-constexpr int64_t kNearBytes = 1024;  // prefetched this far ahead into the first-level cache
-constexpr int64_t kFarBytes = 4096;   // and into the second-level cache
-constexpr double kLarge = 0x1p480;    // the sum of 2^63 squares of this fits
-constexpr double kSmall = 0x1p-480;   // rounding errors of smaller squares do not change a sum with the square of this
+constexpr int64_t kLanes = 32;           // independent sums: four AVX-512 registers
+constexpr int64_t kCacheLineBytes = 64;  // of the cache
+constexpr int64_t kNearBytes = 1024;     // prefetched this far ahead into the first-level cache
+constexpr int64_t kFarBytes = 4096;      // and into the second-level cache
+constexpr double kLarge = 0x1p480;       // the sum of 2^63 squares of this fits
+constexpr double kSmall = 0x1p-480;  // rounding errors of smaller squares do not change a sum with the square of this
 constexpr double kShrink = 0x1p-600;
 constexpr double kStretch = 0x1p600;
 
@@ -117,7 +117,7 @@ template <typename Format>
   for (; i + kStep <= words; i += kStep) {
     // The loop has too many instructions for the hardware prefetcher to run far enough ahead.
     const char* here = reinterpret_cast<const char*>(p + i);
-    for (size_t line = 0; line < kStep * sizeof(Word); line += kLineBytes) {
+    for (size_t line = 0; line < kStep * sizeof(Word); line += kCacheLineBytes) {
       __builtin_prefetch(here + line + kNearBytes, 0, 3);
       __builtin_prefetch(here + line + kFarBytes, 0, 2);
     }

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <iterator>
 
-#include <fmt/format.h>
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -66,8 +66,8 @@ bool is_in(const Range (&ranges)[n], uint32_t c) {
 }
 
 std::string escaped(uint32_t c) {
-  if (c < 0x100) return fmt::format("\\x{:02x}", c);
-  return c < 0x10000 ? fmt::format("\\u{:04x}", c) : fmt::format("\\U{:08x}", c);
+  if (c < 0x100) return format_text("\\x{:02x}", c);
+  return c < 0x10000 ? format_text("\\u{:04x}", c) : format_text("\\U{:08x}", c);
 }
 
 // Returns the text with an escape for each byte that is not UTF-8 and each character that is not accepted.

@@ -56,8 +56,8 @@ def test_a_line_is_a_finding_or_a_value_error(path):
 
 HARNESS_SOURCES = (
     *(f"csrc/report/{name}.cpp" for name in ("enum_names", "finding_json", "finding_json_reader", "finding_text")),
-    *(f"csrc/report/{name}.cpp" for name in ("number_text", "own_frame", "truncate")),
-    "csrc/text/printable.cpp",
+    *(f"csrc/report/{name}.cpp" for name in ("number_text", "own_frame", "repetitions", "truncate")),
+    *(f"csrc/text/{name}.cpp" for name in ("format", "printable")),
 )
 
 
@@ -114,7 +114,7 @@ def harness(tmp_path):
     built = run(
         [
             *(compiler, "-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"),
-            *("-DFMT_HEADER_ONLY", *(f"-I{folder}" for folder in includes)),
+            *(f"-I{folder}" for folder in includes),
             *(*HARNESS_SOURCES, str(FUZZ / "finding.cpp"), "-o", str(tmp_path / "harness")),
         ],
         cwd=REPOSITORY,

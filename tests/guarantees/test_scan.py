@@ -75,7 +75,7 @@ def preprocessed(source: Path, *flags: str):
     json_headers = Path(nlohmann_json.__path__[0]) / "include"
     places = [REPOSITORY / "csrc", REPOSITORY / "csrc" / "include", headers, json_headers]
     includes = [f"-I{place}" for place in (*places, headers / "torch" / "csrc" / "api" / "include")]
-    return run([COMPILER, "-std=c++20", "-E", "-DFMT_HEADER_ONLY", *includes, *flags, str(source), "-o", os.devnull])
+    return run([COMPILER, "-std=c++20", "-E", *includes, *flags, str(source), "-o", os.devnull])
 
 
 def test_a_compiler_that_takes_every_number_for_finite_is_refused():

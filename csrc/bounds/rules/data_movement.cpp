@@ -49,7 +49,7 @@ void index_add(A a, Results out) { out[0] = a[0] + sum(a.scalar(4, 1) * a[3], st
 
 // Zero, or between zero and one.
 void zeros(A, Results out) { out[0] = {0, true}; }
-void at_most_one(A, Results out) { out[0] = {1, true}; }
+void zeros_and_ones(A, Results out) { out[0] = {1, true}; }
 
 // uniform_(x, from=0, to=1): from + (to - from) u, with 0 <= u < 1. core/DistributionsHelper.h
 void uniform(A a, Results out) {
@@ -156,7 +156,7 @@ void add_data_movement_rules(RuleTable& table) {
   for (const char* name : {"slice_scatter", "select_scatter", "diagonal_scatter"}) table[name] = of_either<0, 1>;
   for (const char* name : {"zeros", "zeros_like", "new_zeros", "zero"}) table[name] = zeros;
   for (const char* name : {"ones", "ones_like", "new_ones", "eye", "bernoulli", "rand", "rand_like"}) {
-    table[name] = at_most_one;
+    table[name] = zeros_and_ones;
   }
   table["uniform"] = uniform;
   table["native_dropout"] = native_dropout;

@@ -1,12 +1,12 @@
 #include "report/hints/families.h"
 
+#include "text/format.h"
+
 #include <algorithm>
 #include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
-
-#include <fmt/format.h>
 
 namespace torchnan {
 namespace {
@@ -47,9 +47,9 @@ constexpr Domain kDomains[] = {
 std::string range_outside(const Argument& x, const Domain& domain) {
   const double min = *x.tally().min;
   const double max = *x.tally().max;
-  if (min < domain.low && max > domain.high) return fmt::format(" (from {} to {})", x.quote(min), x.quote(max));
-  if (min < domain.low) return fmt::format(" (down to {})", x.quote(min));
-  return fmt::format(" (up to {})", x.quote(max));
+  if (min < domain.low && max > domain.high) return format_text(" (from {} to {})", x.quote(min), x.quote(max));
+  if (min < domain.low) return format_text(" (down to {})", x.quote(min));
+  return format_text(" (up to {})", x.quote(max));
 }
 
 Hint hint_for_domain(const Operation& op, const Domain& domain) {
@@ -58,17 +58,17 @@ Hint hint_for_domain(const Operation& op, const Domain& domain) {
   if (op.is_complex() || is_clamped || x.input == nullptr) return {};
   if (x.is_overwritten()) {  // for finite values this is the only reason
     if (op.made_nan())
-      return about(x, fmt::format("{} held {}: {} is NaN", x.input->name, domain.outside, domain.image));
-    return domain.pole.empty() ? Hint{} : about(x, fmt::format("{} held {}", x.input->name, domain.pole));
+      return about(x, format_text("{} held {}: {} is NaN", x.input->name, domain.outside, domain.image));
+    return domain.pole.empty() ? Hint{} : about(x, format_text("{} held {}", x.input->name, domain.pole));
   }
   if (!x.has_range()) return {};
   if (op.made_nan()) {
     if (x.min() >= domain.low && x.max() <= domain.high) return {};
-    return about(x, fmt::format("{} holds {}{}: {} is NaN", x.input->name, domain.outside, range_outside(x, domain),
+    return about(x, format_text("{} holds {}{}: {} is NaN", x.input->name, domain.outside, range_outside(x, domain),
                                 domain.image));
   }
   if (domain.pole.empty() || (x.min() != domain.low && x.max() != domain.high)) return {};
-  return about(x, fmt::format("{} holds {}", x.input->name, domain.pole));
+  return about(x, format_text("{} holds {}", x.input->name, domain.pole));
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #include "report/hints/families.h"
 
+#include "text/format.h"
+
 #include <utility>
 #include <vector>
-
-#include <fmt/format.h>
 
 namespace torchnan {
 namespace {
@@ -22,10 +22,10 @@ Hint hint_for_product(const Operation& op) {
   const auto [zero, infinite] = zero_and_infinity(op);
   if (!op.made_nan() || op.is_complex() || !zero) return {};
   if (zero.holds_infinities() && infinite.holds_zeros()) {
-    return about(infinite, fmt::format("{} and {} hold zeros and infinities: 0 * inf is NaN", infinite.input->name,
+    return about(infinite, format_text("{} and {} hold zeros and infinities: 0 * inf is NaN", infinite.input->name,
                                        zero.input->name));
   }
-  return about(infinite, fmt::format("{} holds infinities where {} is zero: 0 * inf is NaN", infinite.input->name,
+  return about(infinite, format_text("{} holds infinities where {} is zero: 0 * inf is NaN", infinite.input->name,
                                      zero.input->name));
 }
 
@@ -34,7 +34,7 @@ Hint hint_for_product_of_elements(const Operation& op) {
   const Argument x = op.self();
   if (!op.made_nan() || op.is_complex() || !x.is_finite() || !x.holds_zeros()) return {};
   return about(x,
-               fmt::format("{} holds zeros, and a product on the way is beyond {}, the largest that {} can hold: 0 * "
+               format_text("{} holds zeros, and a product on the way is beyond {}, the largest that {} can hold: 0 * "
                            "inf is NaN",
                            x.input->name, op.limit(), op.dtype()));
 }
@@ -45,7 +45,7 @@ Hint hint_for_matrix_product(const Operation& op) {
   const bool has_zeros = static_cast<bool>(zero_and_infinity(op).first);
   for (const Argument& infinite : op.arguments()) {
     if (!infinite.holds_infinities()) continue;
-    return about(infinite, fmt::format("{} holds infinities: {}inf - inf is NaN", infinite.input->name,
+    return about(infinite, format_text("{} holds infinities: {}inf - inf is NaN", infinite.input->name,
                                        has_zeros ? "0 * inf or " : ""));
   }
   return {};
@@ -63,11 +63,11 @@ Hint hint_for_cancelling(const Operation& op) {
     if (x.holds_infinities()) infinite.push_back(x);
   }
   if (infinite.size() > 1) {
-    return about(infinite[0], fmt::format("{} and {} hold infinities: inf - inf is NaN", infinite[0].input->name,
+    return about(infinite[0], format_text("{} and {} hold infinities: inf - inf is NaN", infinite[0].input->name,
                                           infinite[1].input->name));
   }
   if (infinite.size() == 1 && infinite[0].tally().posinf > 0 && infinite[0].tally().neginf > 0) {
-    return about(infinite[0], fmt::format("{} holds +inf and -inf: inf - inf is NaN", infinite[0].input->name));
+    return about(infinite[0], format_text("{} holds +inf and -inf: inf - inf is NaN", infinite[0].input->name));
   }
   return {};
 }
@@ -75,31 +75,32 @@ Hint hint_for_cancelling(const Operation& op) {
 Hint hint_for_trigonometry(const Operation& op) {
   const Argument x = op.self();
   if (!op.made_nan() || !x.holds_infinities()) return {};
-  return about(x, fmt::format("{} holds infinities: {} of them is NaN", x.input->name, op.name()));
+  return about(x, format_text("{} holds infinities: {} of them is NaN", x.input->name, op.name()));
 }
-
-constexpr OperatorRule kRules[] = {
-    {"mul", hint_for_product},
-    {"prod", hint_for_product_of_elements},
-    {"cumprod", hint_for_product_of_elements},
-    {"mm", hint_for_matrix_product},
-    {"bmm", hint_for_matrix_product},
-    {"addmm", hint_for_matrix_product},
-    {"baddbmm", hint_for_matrix_product},
-    {"addcmul", hint_for_matrix_product},
-    {"add", hint_for_cancelling},
-    {"sub", hint_for_cancelling},
-    {"rsub", hint_for_cancelling},
-    {"lerp", hint_for_cancelling},
-    {"sum", hint_for_cancelling},
-    {"cumsum", hint_for_cancelling},
-    {"sin", hint_for_trigonometry},
-    {"cos", hint_for_trigonometry},
-    {"tan", hint_for_trigonometry},
-};
 
 }  // namespace
 
-Hint hint_of_infinities(const Operation& op) { return hint_by_operator(kRules, op); }
+Hint hint_of_infinities(const Operation& op) {
+  static constexpr OperatorRule kRules[] = {
+      {"mul", hint_for_product},
+      {"prod", hint_for_product_of_elements},
+      {"cumprod", hint_for_product_of_elements},
+      {"mm", hint_for_matrix_product},
+      {"bmm", hint_for_matrix_product},
+      {"addmm", hint_for_matrix_product},
+      {"baddbmm", hint_for_matrix_product},
+      {"addcmul", hint_for_matrix_product},
+      {"add", hint_for_cancelling},
+      {"sub", hint_for_cancelling},
+      {"rsub", hint_for_cancelling},
+      {"lerp", hint_for_cancelling},
+      {"sum", hint_for_cancelling},
+      {"cumsum", hint_for_cancelling},
+      {"sin", hint_for_trigonometry},
+      {"cos", hint_for_trigonometry},
+      {"tan", hint_for_trigonometry},
+  };
+  return hint_by_operator(kRules, op);
+}
 
 }  // namespace torchnan

@@ -1,6 +1,6 @@
 #include "report/hints/families.h"
 
-#include <fmt/format.h>
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -14,7 +14,7 @@ Hint hint_for_nll_loss(const Operation& op) {
   if (!target.has_range() || !ignored.has_range()) return {};
   const double index = *ignored.tally().min;
   if (*target.tally().min == index && *target.tally().max == index) {
-    return about(target, fmt::format("all {} targets are ignore_index ({:g}): a mean over nothing is 0/0",
+    return about(target, format_text("all {} targets are ignore_index ({:g}): a mean over nothing is 0/0",
                                      target.size(), index));
   }
   if (!weight.holds_zeros() || weight.min() < 0 || !op.is_of_finite()) return {};
@@ -29,14 +29,15 @@ Hint hint_for_ctc_loss(const Operation& op) {
                "an input is too short for its target, counting a blank between equal neighbours: no alignment exists");
 }
 
-constexpr OperatorRule kRules[] = {
-    {"nll_loss_forward", hint_for_nll_loss},
-    {"nll_loss2d_forward", hint_for_nll_loss},
-    {"_ctc_loss", hint_for_ctc_loss},
-};
-
 }  // namespace
 
-Hint hint_of_losses(const Operation& op) { return hint_by_operator(kRules, op); }
+Hint hint_of_losses(const Operation& op) {
+  static constexpr OperatorRule kRules[] = {
+      {"nll_loss_forward", hint_for_nll_loss},
+      {"nll_loss2d_forward", hint_for_nll_loss},
+      {"_ctc_loss", hint_for_ctc_loss},
+  };
+  return hint_by_operator(kRules, op);
+}
 
 }  // namespace torchnan

@@ -1,9 +1,9 @@
 #include "report/hints/families.h"
 
+#include "text/format.h"
+
 #include <cmath>
 #include <string_view>
-
-#include <fmt/format.h>
 
 namespace torchnan {
 namespace {
@@ -25,7 +25,7 @@ Hint hint_for_running_variance(const Operation& op, const Argument& variance) {
   if (!variance.has_range() || !op.made_nan()) return {};
   const double eps = op.number("eps", 0);
   if (variance.min() + eps < 0) {
-    return about(variance, fmt::format("running_var holds negative values (down to {}): their square root is NaN",
+    return about(variance, format_text("running_var holds negative values (down to {}): their square root is NaN",
                                        variance.quote(variance.min())));
   }
   if (eps != 0 || !variance.holds_zeros() || !op.is_of_finite()) return {};
@@ -44,11 +44,11 @@ Hint hint_for_normalization(const Operation& op) {
   const bool has_no_eps = eps.has_range() && eps.min() == 0;
   if (squares > limit) {
     if (has_no_eps) return {};  // either is possible
-    return about(x, fmt::format("{} {}: its variance is beyond {}, the largest that {} can hold", x.input->name,
+    return about(x, format_text("{} {}: its variance is beyond {}, the largest that {} can hold", x.input->name,
                                 x.reach(), format_number(limit, computation_dtype(op)), computation_dtype(op)));
   }
   if (!has_no_eps) return {};
-  return about(eps, fmt::format("eps is 0, and the {} of a row of {} is 0: {}",
+  return about(eps, format_text("eps is 0, and the {} of a row of {} is 0: {}",
                                 op.name() == "_fused_rms_norm" ? "mean square" : "variance", x.input->name,
                                 op.made_nan() ? "0/0 is NaN" : "x/0 is inf"));
 }
@@ -68,22 +68,23 @@ Hint hint_for_weight_norm(const Operation& op) {
   return about(v, "the norm of a slice of v is 0: 0/0 is NaN");
 }
 
-constexpr OperatorRule kRules[] = {
-    {"native_layer_norm", hint_for_normalization},
-    {"native_group_norm", hint_for_normalization},
-    {"native_batch_norm", hint_for_normalization},
-    {"_native_batch_norm_legit", hint_for_normalization},
-    {"_native_batch_norm_legit_no_training", hint_for_normalization},
-    {"_batch_norm_with_update", hint_for_normalization},
-    {"_batch_norm_no_update", hint_for_normalization},
-    {"cudnn_batch_norm", hint_for_normalization},
-    {"_fused_rms_norm", hint_for_normalization},
-    {"native_batch_norm_backward", hint_for_batch_norm_backward},
-    {"_weight_norm_interface", hint_for_weight_norm},
-};
-
 }  // namespace
 
-Hint hint_of_normalization(const Operation& op) { return hint_by_operator(kRules, op); }
+Hint hint_of_normalization(const Operation& op) {
+  static constexpr OperatorRule kRules[] = {
+      {"native_layer_norm", hint_for_normalization},
+      {"native_group_norm", hint_for_normalization},
+      {"native_batch_norm", hint_for_normalization},
+      {"_native_batch_norm_legit", hint_for_normalization},
+      {"_native_batch_norm_legit_no_training", hint_for_normalization},
+      {"_batch_norm_with_update", hint_for_normalization},
+      {"_batch_norm_no_update", hint_for_normalization},
+      {"cudnn_batch_norm", hint_for_normalization},
+      {"_fused_rms_norm", hint_for_normalization},
+      {"native_batch_norm_backward", hint_for_batch_norm_backward},
+      {"_weight_norm_interface", hint_for_weight_norm},
+  };
+  return hint_by_operator(kRules, op);
+}
 
 }  // namespace torchnan

@@ -13,13 +13,14 @@ Hint hint_for_fused_step(const Operation& op) {
   return about(eps, "eps is 0: where both moments are 0, 0/0 is NaN");
 }
 
-constexpr OperatorRule kRules[] = {
-    {"_fused_adam", hint_for_fused_step},
-    {"_fused_adamw", hint_for_fused_step},
-};
-
 }  // namespace
 
-Hint hint_of_optimizers(const Operation& op) { return hint_by_operator(kRules, op); }
+Hint hint_of_optimizers(const Operation& op) {
+  static constexpr OperatorRule kRules[] = {
+      {"_fused_adam", hint_for_fused_step},
+      {"_fused_adamw", hint_for_fused_step},
+  };
+  return hint_by_operator(kRules, op);
+}
 
 }  // namespace torchnan

@@ -1,9 +1,9 @@
 #include "report/hints/families.h"
 
+#include "text/format.h"
+
 #include <cmath>
 #include <string>
-
-#include <fmt/format.h>
 
 namespace torchnan {
 namespace {
@@ -13,17 +13,17 @@ Hint hint_for_negative_base(const Argument& base, const Argument& exponent) {
   const std::string power = is_one ? exponent.quote(exponent.min()) : "a non-integer power";
   if (base.is_overwritten()) {
     return about(
-        base, fmt::format("{} held negative values: a negative base to the power {} is NaN", base.input->name, power));
+        base, format_text("{} held negative values: a negative base to the power {} is NaN", base.input->name, power));
   }
   if (!base.has_range() || base.min() >= 0) return {};
-  return about(base, fmt::format("{} holds negative values (down to {}): a negative base to the power {} is NaN",
+  return about(base, format_text("{} holds negative values (down to {}): a negative base to the power {} is NaN",
                                  base.input->name, base.quote(base.min()), power));
 }
 
 Hint hint_for_overwritten_base(const Operation& op, const Argument& base, const Argument& exponent) {
   if (exponent.min() != exponent.max()) return {};
   const std::string what = exponent.min() < 0 ? "zeros, or values too small" : "values too large";
-  return about(base, fmt::format("{} held {}: their power {} is beyond {}, the largest that {} can hold",
+  return about(base, format_text("{} held {}: their power {} is beyond {}, the largest that {} can hold",
                                  base.input->name, what, exponent.quote(exponent.min()), op.limit(), op.dtype()));
 }
 
@@ -31,10 +31,10 @@ Hint hint_for_overwritten_base(const Operation& op, const Argument& base, const 
 Hint hint_for_zero_to_negative_powers(const Operation& op, const Argument& base, const Argument& exponent,
                                       bool others_may_overflow) {
   const std::string zeros =
-      fmt::format("{}: 0 to a negative power (down to {}) is inf", base.zeros(), exponent.quote(exponent.min()));
+      format_text("{}: 0 to a negative power (down to {}) is inf", base.zeros(), exponent.quote(exponent.min()));
   if (!others_may_overflow) return about(base, zeros);
   return about(base,
-               fmt::format("{}, or a power is beyond {}, the largest that {} can hold", zeros, op.limit(), op.dtype()));
+               format_text("{}, or a power is beyond {}, the largest that {} can hold", zeros, op.limit(), op.dtype()));
 }
 
 Hint hint_for_power(const Operation& op) {
@@ -45,7 +45,7 @@ Hint hint_for_power(const Operation& op) {
   if (!op.made_inf() || !exponent.has_range()) return {};
   if (base.is_overwritten()) return hint_for_overwritten_base(op, base, exponent);
   if (base.holds_zeros() && exponent.max() < 0) {
-    return about(base, fmt::format("{}: 0 to the power {} is inf", base.zeros(), exponent.quote(exponent.min())));
+    return about(base, format_text("{}: 0 to the power {} is inf", base.zeros(), exponent.quote(exponent.min())));
   }
   if (!base.has_range()) return {};
   const double limit = largest_number(op.dtype());
@@ -56,20 +56,21 @@ Hint hint_for_power(const Operation& op) {
     return hint_for_zero_to_negative_powers(op, base, exponent, large_overflows || small_overflows);
   }
   if (large_overflows) {
-    return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(base.absmax()),
+    return about(base, format_text("{} to the power {} is more than {} can hold", base.quote(base.absmax()),
                                    exponent.quote(exponent.max()), op.dtype()));
   }
   if (!small_overflows) return {};
-  return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(small),
+  return about(base, format_text("{} to the power {} is more than {} can hold", base.quote(small),
                                  exponent.quote(exponent.min()), op.dtype()));
 }
 
-constexpr OperatorRule kRules[] = {
-    {"pow", hint_for_power},
-};
-
 }  // namespace
 
-Hint hint_of_powers(const Operation& op) { return hint_by_operator(kRules, op); }
+Hint hint_of_powers(const Operation& op) {
+  static constexpr OperatorRule kRules[] = {
+      {"pow", hint_for_power},
+  };
+  return hint_by_operator(kRules, op);
+}
 
 }  // namespace torchnan

@@ -1,18 +1,18 @@
 #include "report/hints/families.h"
 
+#include "text/format.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include <fmt/format.h>
-
 namespace torchnan {
 namespace {
 
-std::string times(int64_t count) { return count == 1 ? "once" : fmt::format("{} times", count); }
-std::string places(int64_t count) { return count == 1 ? "one place" : fmt::format("{} places", count); }
+std::string times(int64_t count) { return count == 1 ? "once" : format_text("{} times", count); }
+std::string places(int64_t count) { return count == 1 ? "one place" : format_text("{} places", count); }
 
 // The number of results that a zero in `divisor` affects: broadcasting uses each of its elements equally often.
 int64_t results_of_zeros(const Operation& op, const Argument& divisor) {
@@ -26,24 +26,24 @@ Hint hint_for_zero_divisor(const Operation& op, const Argument& dividend, const 
   const bool is_plain = dividend.is_finite() && divisor.is_finite();
   if (!op.made_nan()) {
     const std::string count = is_plain ? ", " + times(results_of_zeros(op, divisor)) : "";
-    return about(divisor, fmt::format("{}: {} is inf{}", divisor.zeros(), what, count));
+    return about(divisor, format_text("{}: {} is inf{}", divisor.zeros(), what, count));
   }
   if (op.made_inf()) {
-    return about(divisor, fmt::format("{}: {} is inf, and NaN where {} is 0 too", divisor.zeros(), what, name));
+    return about(divisor, format_text("{}: {} is inf, and NaN where {} is 0 too", divisor.zeros(), what, name));
   }
   const std::string other = what == "x/0" ? "the dividend" : name;
-  if (!is_plain) return about(divisor, fmt::format("{}: 0/0 is NaN where {} is 0 too", divisor.zeros(), other));
+  if (!is_plain) return about(divisor, format_text("{}: 0/0 is NaN where {} is 0 too", divisor.zeros(), other));
   if (count_elements(op.finding().shape) == 1)
-    return about(divisor, fmt::format("{} is 0, and so is {}: 0/0 is NaN", divisor.input->name, other));
+    return about(divisor, format_text("{} is 0, and so is {}: 0/0 is NaN", divisor.input->name, other));
   return about(divisor,
-               fmt::format("{}; in {} {} is 0 too: 0/0 is NaN", divisor.zeros(), places(op.finding().nan), other));
+               format_text("{}; in {} {} is 0 too: 0/0 is NaN", divisor.zeros(), places(op.finding().nan), other));
 }
 
 // For finite numbers.
 Hint hint_for_large_quotient(const Operation& op, const Argument& dividend, const Argument& divisor) {
   const std::optional<double>& small = divisor.tally().min_abs;
   if (!small || dividend.absmax() / *small < largest_number(op.dtype())) return {};
-  return about(divisor, fmt::format("{} {} divided by {} as small as {} is beyond {}, the largest that {} can hold",
+  return about(divisor, format_text("{} {} divided by {} as small as {} is beyond {}, the largest that {} can hold",
                                     dividend.input->name, dividend.reach(), divisor.input->name, divisor.quote(*small),
                                     op.limit(), op.dtype()));
 }
@@ -57,16 +57,16 @@ Hint hint_for_quotient(const Operation& op, const Argument& dividend, const Argu
   if (op.made_nan()) {
     if (may_be_of_infinities && !divisor.holds_zeros()) {
       return about(divisor,
-                   fmt::format("{} and {} hold infinities: inf/inf is NaN", dividend.input->name, divisor.input->name));
+                   format_text("{} and {} hold infinities: inf/inf is NaN", dividend.input->name, divisor.input->name));
     }
     if (divisor.input->dtype != InputSummary::kNumber || !op.is_of_finite() || op.is_complex()) return {};
-    return about(divisor, fmt::format("{}, {}, is 0 in {}: 0/0 is NaN", divisor.input->name,
+    return about(divisor, format_text("{}, {}, is 0 in {}: 0/0 is NaN", divisor.input->name,
                                       divisor.quote(divisor.min()), op.dtype()));
   }
   if (!op.made_inf() || !divisor.tally().min_abs) return {};
   if (!dividend) {
     return about(divisor,
-                 fmt::format("{} is as small as {}: the quotient is beyond {}, the largest that {} can hold",
+                 format_text("{} is as small as {}: the quotient is beyond {}, the largest that {} can hold",
                              divisor.input->name, divisor.quote(*divisor.tally().min_abs), op.limit(), op.dtype()));
   }
   return hint_for_large_quotient(op, dividend, divisor);
@@ -90,32 +90,33 @@ Hint hint_for_remainder(const Operation& op) {
   if (!op.made_nan()) return {};
   if (divisor.holds_zeros()) {
     const std::string count = op.is_of_finite() ? ", " + times(op.finding().nan) : "";
-    return about(divisor, fmt::format("{}: {} by 0 is NaN{}", divisor.zeros(), op.name(), count));
+    return about(divisor, format_text("{}: {} by 0 is NaN{}", divisor.zeros(), op.name(), count));
   }
   if (self.is_finite() && divisor.is_finite()) return hint_for_large_quotient(op, self, divisor);
   if (!self.holds_infinities()) return {};
-  return about(self, fmt::format("{} holds infinities: {} of them is NaN", self.input->name, op.name()));
+  return about(self, format_text("{} holds infinities: {} of them is NaN", self.input->name, op.name()));
 }
 
 Hint hint_for_reciprocal(const Operation& op) {
   const Argument x = op.self();
   if (x.is_overwritten() && !op.is_complex()) {
-    return about(x, fmt::format("{} held zeros, or values too small: 1/x is beyond {}, the largest that {} can hold",
+    return about(x, format_text("{} held zeros, or values too small: 1/x is beyond {}, the largest that {} can hold",
                                 x.input->name, op.limit(), op.dtype()));
   }
-  if (x.holds_zeros()) return about(x, fmt::format("{}: 1/0 is {}", x.zeros(), op.made_nan() ? "NaN" : "inf"));
+  if (x.holds_zeros()) return about(x, format_text("{}: 1/0 is {}", x.zeros(), op.made_nan() ? "NaN" : "inf"));
   if (!x || op.is_complex() || !x.tally().min_abs) return {};
-  return about(x, fmt::format("1/{} is more than {} can hold", x.quote(*x.tally().min_abs), op.dtype()));
+  return about(x, format_text("1/{} is more than {} can hold", x.quote(*x.tally().min_abs), op.dtype()));
 }
-
-constexpr OperatorRule kRules[] = {
-    {"div", hint_for_division},          {"true_divide", hint_for_division},  {"divide", hint_for_division},
-    {"floor_divide", hint_for_division}, {"addcdiv", hint_for_addcdiv},       {"fmod", hint_for_remainder},
-    {"remainder", hint_for_remainder},   {"reciprocal", hint_for_reciprocal},
-};
 
 }  // namespace
 
-Hint hint_of_quotients(const Operation& op) { return hint_by_operator(kRules, op); }
+Hint hint_of_quotients(const Operation& op) {
+  static constexpr OperatorRule kRules[] = {
+      {"div", hint_for_division},          {"true_divide", hint_for_division},  {"divide", hint_for_division},
+      {"floor_divide", hint_for_division}, {"addcdiv", hint_for_addcdiv},       {"fmod", hint_for_remainder},
+      {"remainder", hint_for_remainder},   {"reciprocal", hint_for_reciprocal},
+  };
+  return hint_by_operator(kRules, op);
+}
 
 }  // namespace torchnan

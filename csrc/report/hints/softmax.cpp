@@ -1,11 +1,10 @@
 #include "report/hints/families.h"
 
+#include "text/format.h"
+
 #include <algorithm>
 #include <cmath>
 #include <string>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 namespace torchnan {
 namespace {
@@ -17,15 +16,15 @@ Hint hint_for_softmax(const Operation& op) {
   if (!x || x.tally().nan > 0) return {};
   if (!op.made_nan()) {
     if (!op.made_inf() || !x.is_finite() || !x.has_range()) return {};
-    return about(x, fmt::format("{} from {} to {}: their difference is beyond {}, the largest that {} can hold",
+    return about(x, format_text("{} from {} to {}: their difference is beyond {}, the largest that {} can hold",
                                 x.input->name, x.quote(x.min()), x.quote(x.max()), op.limit(), op.dtype()));
   }
-  if (x.tally().posinf > 0) return about(x, fmt::format("{} holds +inf: inf - inf is NaN", x.input->name));
+  if (x.tally().posinf > 0) return about(x, format_text("{} holds +inf: inf - inf is NaN", x.input->name));
   if (x.tally().neginf == 0) return {};
-  const std::string row = op.infinities() == 0 ? fmt::format("the row of {} at [{}]", x.input->name,
-                                                             fmt::join(op.finding().first_index, ","))
-                                               : fmt::format("a row of {}", x.input->name);
-  return about(x, fmt::format("{} is -inf everywhere: softmax of a fully masked row is 0/0", row));
+  const std::string row = op.infinities() == 0 ? format_text("the row of {} at [{}]", x.input->name,
+                                                             join_text(op.finding().first_index, ","))
+                                               : format_text("a row of {}", x.input->name);
+  return about(x, format_text("{} is -inf everywhere: softmax of a fully masked row is 0/0", row));
 }
 
 // Finite queries and keys make a NaN only if their products overflow or the mask excludes a whole row.
@@ -42,27 +41,28 @@ Hint hint_for_attention(const Operation& op) {
   const double product = query.absmax() * key.absmax() * scale * static_cast<double>(query.input->shape.back());
   const bool may_overflow = product >= largest_number(op.dtype());
   const std::string overflow =
-      fmt::format("query {} and key {}: their products are beyond {}, the largest that {} can hold", query.reach(),
+      format_text("query {} and key {}: their products are beyond {}, the largest that {} can hold", query.reach(),
                   key.reach(), op.limit(), op.dtype());
   if (!is_float_mask && !is_bool_mask) return may_overflow ? about(query, overflow) : Hint{};
-  const std::string masked = fmt::format("a row of {} is {} everywhere: softmax of a fully masked row is 0/0",
+  const std::string masked = format_text("a row of {} is {} everywhere: softmax of a fully masked row is 0/0",
                                          mask.input->name, is_float_mask ? "-inf" : "False");
-  return may_overflow ? about(query, fmt::format("either {}, or {}", overflow, masked)) : about(mask, masked);
+  return may_overflow ? about(query, format_text("either {}, or {}", overflow, masked)) : about(mask, masked);
 }
-
-constexpr OperatorRule kRules[] = {
-    {"_softmax", hint_for_softmax},
-    {"_log_softmax", hint_for_softmax},
-    {"softmax", hint_for_softmax},
-    {"log_softmax", hint_for_softmax},
-    {"_scaled_dot_product_flash_attention_for_cpu", hint_for_attention},
-    {"_scaled_dot_product_flash_attention", hint_for_attention},
-    {"_scaled_dot_product_efficient_attention", hint_for_attention},
-    {"_scaled_dot_product_cudnn_attention", hint_for_attention},
-};
 
 }  // namespace
 
-Hint hint_of_softmax(const Operation& op) { return hint_by_operator(kRules, op); }
+Hint hint_of_softmax(const Operation& op) {
+  static constexpr OperatorRule kRules[] = {
+      {"_softmax", hint_for_softmax},
+      {"_log_softmax", hint_for_softmax},
+      {"softmax", hint_for_softmax},
+      {"log_softmax", hint_for_softmax},
+      {"_scaled_dot_product_flash_attention_for_cpu", hint_for_attention},
+      {"_scaled_dot_product_flash_attention", hint_for_attention},
+      {"_scaled_dot_product_efficient_attention", hint_for_attention},
+      {"_scaled_dot_product_cudnn_attention", hint_for_attention},
+  };
+  return hint_by_operator(kRules, op);
+}
 
 }  // namespace torchnan
