@@ -1,7 +1,10 @@
 // The operator torchnan::guard, behind which values and gradients must be finite.
 #include <torchnan/guard.h>
 
+#include <memory>
+#include <mutex>
 #include <string_view>
+#include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
@@ -11,21 +14,35 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
-#include "host/environment.h"
 #include "api/harm_checks.h"
 #include "detection/thread_state.h"
+#include "host/environment.h"
+#include "process/fork_safe_mutex.h"
 
 namespace torchnan {
 namespace {
 
 namespace autograd = torch::autograd;
 
-// Returns the session of the current thread. Without one, returns a session for guards only, which raises.
+// A session for guards only, which raises. Made when it is needed first.
+struct Standalone {
+  ForkSafeMutex mutex{ForkSafeMutex::kInnermost};
+  std::shared_ptr<DetectionSession> session;
+};
+
+Standalone& standalone = *new Standalone;  // never destroyed: threads may outlive static destructors
+
+// Returns the session of the current thread, or else the standalone one.
 std::shared_ptr<DetectionSession> session_of_guards() {
   if (auto session = ThreadState::current().shared_session()) return session;
-  static const auto& standalone =
-      *new std::shared_ptr<DetectionSession>(std::make_shared<DetectionSession>(Options{}));  // never destroyed
-  return standalone;
+  {
+    const std::lock_guard lock(standalone.mutex);
+    if (standalone.session != nullptr) return standalone.session;
+  }
+  auto made = std::make_shared<DetectionSession>(Options{});
+  const std::lock_guard lock(standalone.mutex);
+  if (standalone.session == nullptr) standalone.session = std::move(made);
+  return standalone.session;
 }
 
 void check(const at::Tensor& x, const std::string& name, const std::source_location* where = nullptr) {

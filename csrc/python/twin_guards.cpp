@@ -19,8 +19,19 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-// Interned once and never destroyed.
-PyObject* name(const char* text) { return PyUnicode_InternFromString(text); }
+// The names of attributes, and values of one. Interned once, because they are looked up at each call.
+struct Names {
+  PyObject* extra_state = PyUnicode_InternFromString("extra_state");
+  PyObject* root = PyUnicode_InternFromString("root");
+  PyObject* check = PyUnicode_InternFromString("check");
+  PyObject* wrapped_backend = PyUnicode_InternFromString("_torchdynamo_orig_backend");
+  PyObject* current_stance = PyUnicode_InternFromString("_stance");
+  PyObject* stance = PyUnicode_InternFromString("stance");
+  PyObject* backend = PyUnicode_InternFromString("backend");
+  PyObject* eager_on_recompile = PyUnicode_InternFromString("eager_on_recompile");
+  PyObject* default_stance = PyUnicode_InternFromString("default");
+};
+const Names* names = nullptr;
 
 py::object attribute(const py::handle& object, PyObject* attribute_name) {
   return py::reinterpret_steal<py::object>(PyObject_GetAttr(object.ptr(), attribute_name));
@@ -52,9 +63,8 @@ struct Caller {
 
 // Whether what Dynamo calls to compile wraps this backend, which wraps nothing.
 bool wraps(py::object callback, const py::object& backend) {
-  static PyObject* const wrapped = name("_torchdynamo_orig_backend");
   while (!callback.is(backend)) {
-    py::object inner = attribute(callback, wrapped);
+    py::object inner = attribute(callback, names->wrapped_backend);
     if (!inner) PyErr_Clear();
     if (!inner || inner.is_none()) return callback.equal(backend);
     callback = std::move(inner);
@@ -64,18 +74,13 @@ bool wraps(py::object callback, const py::object& backend) {
 
 // Whether Dynamo, which looks for code to run on this thread, may use code of a backend.
 bool is_compiling_with(const Caller& caller, const py::object& backend) {
-  static PyObject* const current_stance = name("_stance");
-  static PyObject* const kind = name("stance");
-  static PyObject* const forced_backend = name("backend");
-  static PyObject* const eager_on_recompile = name("eager_on_recompile");
-  static PyObject* const default_kind = name("default");
   const py::object callback = caller.callback();
   if (callback.is_none() || callback.ptr() == Py_False) return true;
-  const py::object stance = known_attribute(caller.eval_frame, current_stance);
-  const py::object stance_kind = known_attribute(stance, kind);
-  if (is_text(stance_kind, eager_on_recompile)) return true;
-  const py::object forced = known_attribute(stance, forced_backend);
-  const bool is_forced = !forced.is_none() && is_text(stance_kind, default_kind);
+  const py::object stance = known_attribute(caller.eval_frame, names->current_stance);
+  const py::object kind = known_attribute(stance, names->stance);
+  if (is_text(kind, names->eager_on_recompile)) return true;
+  const py::object forced = known_attribute(stance, names->backend);
+  const bool is_forced = !forced.is_none() && is_text(kind, names->default_stance);
   return wraps(is_forced ? caller.eval_frame.attr("get_compiler_fn")(forced) : callback, backend);
 }
 
@@ -91,14 +96,12 @@ struct TwinGuard {
 
   // Whether the code fits a call with these local variables.
   bool matches(const Caller& caller, const py::object& values) const {
-    static PyObject* const owner = name("extra_state");
-    static PyObject* const root = name("root");
-    static PyObject* const check = name("check");
     const py::object present = guards();
-    if (present.is_none() || known_attribute(present, owner).is_none()) return false;  // Dynamo has discarded the code
+    if (present.is_none() || known_attribute(present, names->extra_state).is_none())
+      return false;  // Dynamo has discarded the code
     if (scope >= 0 && scope != current_scope(caller)) return false;
     const auto result = py::reinterpret_steal<py::object>(
-        PyObject_CallMethodOneArg(known_attribute(present, root).ptr(), check, values.ptr()));
+        PyObject_CallMethodOneArg(known_attribute(present, names->root).ptr(), names->check, values.ptr()));
     if (!result) throw py::error_already_set();
     return result.ptr() == Py_True && is_compiling_with(caller, backend);
   }
@@ -164,6 +167,7 @@ bool call_unless_running(const py::handle& code, const py::function& change) {
 }  // namespace
 
 void bind_twin_guards(py::module_& m) {
+  names = new Names;
   py::class_<TwinGuards, std::shared_ptr<TwinGuards>>(m, "TwinGuards")
       .def(py::init<py::object, int>(), py::arg("code"), py::arg("variable"))
       .def("add", &TwinGuards::add, py::arg("guards"), py::arg("backend"), py::arg("scope"));
