@@ -51,7 +51,7 @@ def a_model_and_all_of_it(record, bad):
     record.alive("after reset")
 
 
-@program()
+@program(reports=False)
 def the_input_of_an_error(record, bad):
     @torch.compile
     def f(x):
