@@ -41,12 +41,14 @@ void for_each_option(O& options, Visitor&& visit) {
   visit(OptionRow{"skip_ops",
                   "operators that are never checked: names or globs, such as ``(\"aten::log\", \"_foreach_*\")``"},
         options.skip_ops);
-  visit(OptionRow{"rescan_every",
-                  "``N`` also scans results that are proved finite: each once in ``N`` steps, in turn, and all of the "
-                  "first step. This finds a wrong proof, faulty memory, and code that writes into tensors where "
-                  "PyTorch cannot see it. 1 scans every result, 0 none that is proved",
-                  0, "0, or a number of steps"},
-        options.rescan_every);
+  visit(
+      OptionRow{"rescan_every",
+                "``N`` also scans results that are proved finite: each once in ``N`` steps, in turn, and all of the "
+                "first step. A result that is tested out of turn, because it is the first of its operator so close to "
+                "the limit of its dtype, misses its next turn. This finds a wrong proof, faulty memory, and code that "
+                "writes into tensors where PyTorch cannot see it. 1 scans every result, 0 none that is proved",
+                0, "0, or a number of steps"},
+      options.rescan_every);
   visit(OptionRow{"headroom", "record the largest magnitude of each module's results, for :meth:`headroom`"},
         options.headroom);
   visit(OptionRow{"max_findings", "how many findings are kept; further ones are only counted", 1},

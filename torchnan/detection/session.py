@@ -65,8 +65,9 @@ class detect(contextlib.ContextDecorator):
         stacks: record forward call sites, so that a finding in the backward pass has a source line.
         skip_ops: operators that are never checked: names or globs, such as ``("aten::log", "_foreach_*")``.
         rescan_every: ``N`` also scans results that are proved finite: each once in ``N`` steps, in turn, and all of the
-            first step. This finds a wrong proof, faulty memory, and code that writes into tensors where PyTorch cannot
-            see it. 1 scans every result, 0 none that is proved.
+            first step. A result that is tested out of turn, because it is the first of its operator so close to the
+            limit of its dtype, misses its next turn. This finds a wrong proof, faulty memory, and code that writes into
+            tensors where PyTorch cannot see it. 1 scans every result, 0 none that is proved.
         headroom: record the largest magnitude of each module's results, for :meth:`headroom`.
         max_findings: how many findings are kept; further ones are only counted.
         max_copied_bytes: how many bytes of arguments that a compiled region overwrites are copied before a call, so
