@@ -1,14 +1,18 @@
 """Writes docs/guarantees.md: each guarantee with its tests and their last figures.
 
-Run it by ``python -m tests.support.write_guarantees_page``.
+Run it by ``python -m tests.support.write_guarantees_page [build/fuzz.json]``. With the totals of a search of
+tests/fuzz, it also takes the claims of the rules by setting from there.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests.fuzz.settings import ClaimsBySetting
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,7 +54,27 @@ def _section(guarantee: dict[str, Any], figures: dict[str, list[Any]]) -> str:
     if rows:
         lines.append("\n| test | last figures |\n|---|---|\n")
         lines.extend(f"| `{_name(test)}` | {figure} |\n" for test, figure in rows)
+    if "claims" in guarantee:
+        lines.append(_claims(json.loads((DATA / guarantee["claims"]).read_text())))
     return "".join(lines)
+
+
+def take_claims(totals: Path) -> None:
+    """Keeps what a search of tests/fuzz has compared, with the commit."""
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.strip()
+    kept = {"commit": commit, **json.loads(totals.read_text())}
+    (DATA / "claims.json").write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
+def _claims(search: dict[str, Any]) -> str:
+    """Returns what a search has run, and a table of the claims that it compared."""
+    of_generator = (f"{name} {first} to {search['seeds'][name] - 1}" for name, first in search["first"].items())
+    seeds = ", ".join(of_generator)
+    ran = f"The last search was at commit {search['commit']}, with these seeds of each generator: {seeds}."
+    found = f"It found {search['found']} disagreements."
+    table = ClaimsBySetting(search["claims"]).table()
+    return f"\n{ran} {found} The claims that it compared with a result, by rule and setting:\n\n{table}"
 
 
 def _name(test: str) -> str:
@@ -63,4 +87,6 @@ def _not_guaranteed() -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        take_claims(Path(sys.argv[1]))
     write()
