@@ -17,6 +17,7 @@ from torch import nn
 import torchnan
 from tests.support.guarded_steps import NAN, Net, Training, assert_same, bad_batch, batch_of, step_of
 from torchnan.recovery import TrainingStopped
+from torchnan.training.guard.snapshots import DiskSnapshots
 
 
 def lines_of(path):
@@ -355,3 +356,37 @@ def test_a_log_on_a_full_disk_is_not_kept_open_and_training_continues():
     assert not training.guard.step(bad_batch()).applied
     assert training.guard.step(batch_of(0)).applied
     assert "/dev/full" not in opened()
+
+
+class OfOlderVersion:
+    """Writes snapshots in the parts that an older version wrote."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def state(self):
+        return {"weights": {name: p.detach() for name, p in self.model.named_parameters()}, "parts": {}, "data": None}
+
+
+def test_a_snapshot_of_an_older_version_is_refused_with_what_to_do(tmp_path):
+    training = Training(snapshot_every=2, snapshot_folder=tmp_path, health=False)
+    DiskSnapshots(OfOlderVersion(training.model), tmp_path, 0).take(4, instead_of=None)
+    before = training.state()
+    missing = "'modules', 'optimizers', 'outside', 'random'"
+    advice = "Go on with that version, or load a checkpoint of your own and give another snapshot_folder"
+    with pytest.raises(TrainingStopped) as stopped:
+        training.guard.resume()
+    assert f"the snapshot has no {missing}: another version of torchnan wrote it. {advice}" in str(stopped.value)
+    assert "KeyError" not in str(stopped.value)
+    assert_same(training.state(), before)
+
+
+@pytest.mark.parametrize("lost", [{"ema": Net()}, {"schedule": torch.optim.SGD(Net().parameters(), lr=0.1)}])
+def test_a_snapshot_of_something_that_is_not_given_now_names_it(lost, tmp_path):
+    Training(snapshot_every=1, snapshot_folder=tmp_path, also=lost).guard.step(batch_of(0))
+    again = Training(snapshot_every=1, snapshot_folder=tmp_path, health=False)
+    before = again.state()
+    (name,) = lost
+    with pytest.raises(TrainingStopped, match=f"the snapshot has the state of '{name}': give the guard that again"):
+        again.guard.resume()
+    assert_same(again.state(), before)

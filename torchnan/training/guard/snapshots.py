@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -53,17 +54,11 @@ class TrainingState:
         self._modules |= {name: ModuleState(part, f"{name}.") for name, part in modules.items()}
         self._parts = {**self.parts, **{name: part for name, part in self.also.items() if name not in modules}}
         self._optimizers = {
-            name: OptimizerState(cast(torch.optim.Optimizer, part), name, self._names)
+            name: OptimizerState(
+                cast(torch.optim.Optimizer, part), name, functools.partial(_names_in, list(self._modules.values()))
+            )
             for name, part in self._parts.items()
             if not saves_itself(part)
-        }
-
-    def _names(self) -> dict[int, str]:
-        """Returns the names of the parameters in modules, by ``id()``."""
-        return {
-            id(parameter): f"{state.prefix}{name}"
-            for state in self._modules.values()
-            for name, parameter in state.module.named_parameters()
         }
 
     def not_restored(self) -> list[str]:
@@ -111,13 +106,13 @@ class TrainingState:
         afterwards.
 
         Raises:
-            ValueError: something has another shape now, or is gone. Nothing has been written.
+            ValueError: something has another shape now, or is gone, or another version of torchnan wrote the state.
+                Nothing has been written.
         """
+        obstacle = next(filter(None, self._obstacles(state)), None)
+        if obstacle is not None:
+            raise ValueError(f"{printable(obstacle, 1000)}. Nothing has been restored")
         outside = state["outside"]
-        obstacles = [self._modules[name].obstacle(saved) for name, saved in state["modules"].items()]
-        obstacles += [optimizer.obstacle(outside) for optimizer in self._optimizers.values()]
-        if any(obstacles):
-            raise ValueError(f"{printable(next(filter(None, obstacles)))}: nothing has been restored")
         with detection_paused(), torch.no_grad():
             for name, saved in state["parts"].items():  # before what cannot fail: they run code of the user's
                 _restore_part(self._parts[name], saved)
@@ -128,6 +123,33 @@ class TrainingState:
         if self.data is not None and state["data"] is not None:
             self.data.load_state_dict(copy.deepcopy(state["data"]))
         RandomState(**state["random"]).restore()
+
+    def _obstacles(self, state: dict[str, Any]) -> Iterator[str]:
+        """Yields why a state cannot be restored, and "" for what is no obstacle."""
+        if missing := [repr(part) for part in _PARTS if part not in state]:
+            yield (
+                f"the snapshot has no {', '.join(missing)}: another version of torchnan wrote it. Go on with that "
+                "version, or load a checkpoint of your own and give another snapshot_folder"
+            )
+        for part, held in (("modules", self._modules), ("optimizers", self._optimizers), ("parts", self._parts)):
+            if gone := [repr(name) for name in state[part] if name not in held]:
+                yield f"the snapshot has the state of {', '.join(gone)}: give the guard that again, in also= if it was"
+        for name, saved in state["modules"].items():
+            yield self._modules[name].obstacle(saved)
+        for optimizer in self._optimizers.values():
+            yield optimizer.obstacle(state["outside"])
+
+
+_PARTS = ("modules", "optimizers", "outside", "parts", "data", "random")
+
+
+def _names_in(modules: list[ModuleState]) -> dict[int, str]:
+    """Returns the names of the parameters in modules, by ``id()``."""
+    return {
+        id(parameter): f"{state.prefix}{name}"
+        for state in modules
+        for name, parameter in state.module.named_parameters()
+    }
 
 
 def _tensors_of(state: Any) -> list[torch.Tensor]:
