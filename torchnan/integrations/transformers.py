@@ -20,8 +20,9 @@ from torchnan.config.text import type_name
 from torchnan.integrations.framework_monitor import with_step_defaults
 from torchnan.integrations.frozen_scaler import FrozenScaler
 from torchnan.training.guard.event import StepEvent
-from torchnan.training.guard.step.forward_backward import loss_of, named_parameters
+from torchnan.training.guard.step.forward_backward import loss_of
 from torchnan.training.guard.step.gradients import describe_nonfinite, gradients_of, measure
+from torchnan.training.guard.step.stepped_parameters import named_parameters
 from torchnan.training.guard.step_guard import StepGuard
 from torchnan.training.monitor.guard_feed import StepDefaults
 

@@ -26,7 +26,7 @@ class LearningRateCut:
         self._from = 1.0
         self._good = 0
         self._uncut: list[tuple[dict[str, Any], Any, Any]] = []  # groups with the rates they have and had
-        self._optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)  # _cuts holds this as long as the optimizer lives
         self._hooks: list[RemovableHandle] = []  # only while there is something to multiply
         if optimizer in _cuts:
             _cuts[optimizer].close()  # left by an earlier guard
@@ -63,9 +63,10 @@ class LearningRateCut:
             self._hooks.pop().remove()
 
     def _hook(self) -> None:
-        if not self._hooks:
-            self._hooks.append(self._optimizer.register_step_pre_hook(self._before))
-            self._hooks.append(self._optimizer.register_step_post_hook(self._after))
+        optimizer = self._optimizer()
+        if not self._hooks and optimizer is not None:
+            self._hooks.append(optimizer.register_step_pre_hook(self._before))
+            self._hooks.append(optimizer.register_step_post_hook(self._after))
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.end_step()

@@ -139,6 +139,7 @@ class StepGuard:
         # What a step need not ask for is not called in each step: a small one would notice.
         self._is_observed = bool(policy.instability) or type(self._observer) is not StepObserver
         self._is_capturing = policy.captures is not None
+        self._takes_snapshots = policy.snapshot_every > 0
         self._forward_backward = ForwardBackward(
             model,
             self.optimizer,
@@ -214,7 +215,7 @@ class StepGuard:
             self.optimizer.zero_grad(set_to_none=True)
 
     def _begin_step(self) -> None:
-        if not self._has_started or self._rollback.ends_interval(self.step_number):
+        if not self._has_started or (self._takes_snapshots and self._rollback.ends_interval(self.step_number)):
             self._take_snapshot_if_due()
         self.step_number += 1
         self._is_manual_loop = False
@@ -273,7 +274,8 @@ class StepGuard:
         self._record_good_step(run, norm)
         step = self.step_number
         # Not at the beginning of the next step, whose batch must not have been drawn yet.
-        diverged = self._take_snapshot_if_due() if self._rollback.ends_interval(step) else None
+        is_due = self._takes_snapshots and self._rollback.ends_interval(step)
+        diverged = self._take_snapshot_if_due() if is_due else None
         return StepResult(step, True, run.loss, norm, diverged or event)
 
     def _step_unguarded(self, batches: list[Any]) -> StepResult:
@@ -311,11 +313,12 @@ class StepGuard:
             return
         self._unchecked_steps.note_batch()
         self._save(batch)
-        early_steps = self._forward_backward.early_steps.refuse()
+        early_steps = self._forward_backward.early_steps
+        early_steps.begin_refusing()
         try:
             yield
         finally:
-            early_steps.remove()
+            early_steps.end_refusing()
 
     def ok_to_step(self, *losses: torch.Tensor) -> bool:
         """Returns whether the optimizer may step; call it after backward, before clipping.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable, type_name
 from torchnan.training.guard.step.networks import names_in, referred_by
+from torchnan.training.guard.step.stepped_parameters import SteppedParameters
 
 _ADVICE = "Let the guard step the optimizer, without such hooks."
 
@@ -20,20 +19,29 @@ class EarlySteps:
     """Notices every optimizer that is about to step parameters of the guarded one while forward and backward run.
 
     Args:
-        parameters: returns the parameters of the guarded optimizer by name, as they are now.
+        parameters: those of the guarded optimizer.
     """
 
-    def __init__(self, parameters: Callable[[], list[tuple[str, torch.Tensor]]]) -> None:
+    def __init__(self, parameters: SteppedParameters) -> None:
         self._parameters = parameters
+        # A place among the hooks of all optimizers: to register a hook anew in each step takes several times as long.
+        place = register_optimizer_step_pre_hook(self._refuse)
+        self._hooks: Any = place.hooks_dict_ref()
+        self._key = place.id
+        place.remove()
 
-    def refuse(self) -> RemovableHandle:
-        """Makes such a step raise a ``RuntimeError`` before it changes anything, until the handle is removed."""
-        return register_optimizer_step_pre_hook(self._refuse)
+    def begin_refusing(self) -> None:
+        """Makes such a step raise a ``RuntimeError`` before it changes anything, until :meth:`end_refusing`."""
+        self._hooks[self._key] = self._refuse
+
+    def end_refusing(self) -> None:
+        """Lets optimizers step again."""
+        self._hooks.pop(self._key, None)
 
     def _refuse(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if len(args) > 1 or kwargs.get("closure") is not None:
             return  # it runs forward and backward itself, in the closure, as Lightning does
-        own = {id(parameter): name for name, parameter in self._parameters()}
+        own = {id(parameter): name for name, parameter in self._parameters.now()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in own:

@@ -14,7 +14,7 @@ from torchnan._load import _C
 from torchnan.config.text import printable, type_name
 from torchnan.detection import shards
 from torchnan.detection.errors import NonFiniteError
-from torchnan.detection.introspection import clean, raised_at, unwrap
+from torchnan.detection.introspection import raised_at
 from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.training.guard.step.early_steps import EarlySteps
@@ -25,6 +25,7 @@ from torchnan.training.guard.step.micro_batches import split
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.guard.step.step_check import StepCheck
+from torchnan.training.guard.step.stepped_parameters import SteppedParameters
 
 logger = logging.getLogger("torchnan")
 
@@ -107,12 +108,12 @@ class ForwardBackward:
         self._reduces_itself = is_oom_recoverable and agreement.ranks > 1 and hasattr(model, "no_sync")
         self._on_loss = on_loss
         self._buffers = buffers
-        self._parameters: list[tuple[str, torch.Tensor]] = []
+        self._stepped = SteppedParameters(model, optimizer)
         self._is_checked_before_reduction = False
         self._anomaly_before_reduction: Anomaly | None = None
         self._has_warned_of_backward = False
         self._lockstep: Lockstep | None = None
-        self.early_steps = EarlySteps(lambda: self.parameters)
+        self.early_steps = EarlySteps(self._stepped)
 
     @property
     def scale(self) -> float | None:
@@ -133,16 +134,7 @@ class ForwardBackward:
     @property
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The optimizer's parameters by name, as they are now."""
-        known, i = self._parameters, 0
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if i == len(known) or known[i][1] is not parameter:
-                    self._parameters = named_parameters(self.model, self.optimizer)
-                    return self._parameters
-                i += 1
-        if i < len(known):
-            self._parameters = known[:i]
-        return self._parameters
+        return self._stepped.now()
 
     def run(
         self,
@@ -166,7 +158,7 @@ class ForwardBackward:
         if self._scaler is not None:
             self.forget_unscaled()
         self._lockstep = Lockstep(self._agreement) if in_lockstep and not self._reduces_itself else None
-        early_steps = self.early_steps.refuse()
+        self.early_steps.begin_refusing()
         try:
             self._run_micro_batches(batches, parts, randoms, losses)
             if after_backward is not None:
@@ -182,7 +174,7 @@ class ForwardBackward:
             micro_batch = len(losses)
             memory = _describe(error)  # not the error itself: its traceback references the step's tensors
         finally:
-            early_steps.remove()
+            self.early_steps.end_refusing()
         if memory is None and self._reduces_itself:
             memory, micro_batch = self._reduce_gradients(), _AFTER_ALL
         elif memory is not None and self._reduces_itself:
@@ -225,7 +217,7 @@ class ForwardBackward:
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
         buffers = [] if self._buffers is None else self._buffers.to_check()
-        stats = measure_gradients(self.parameters, self._agreement, buffers)
+        stats = measure_gradients(self._stepped.now(), self._agreement, buffers)
         if stats.tensors == 0:
             self._warn_of_no_gradient()
         if self._is_checked_before_reduction:
@@ -322,16 +314,6 @@ class ForwardBackward:
         kind = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
         prefix = f"{len(nonfinite)} of {len(gradients)} gradients are not finite: "
         return self._check.tensor_anomaly(gradients, nonfinite, prefix=prefix, kind=kind)
-
-
-def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-    """Returns the optimizer's parameters, named as in the model where the model has them."""
-    names = {id(parameter): clean(name) for name, parameter in unwrap(model).named_parameters()}
-    return [
-        (names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter)
-        for g, group in enumerate(optimizer.param_groups)
-        for i, parameter in enumerate(group["params"])
-    ]
 
 
 def loss_of(returned: Any) -> torch.Tensor:
