@@ -1,6 +1,7 @@
 #include "detection/private_generators.h"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <optional>
 
@@ -28,7 +29,30 @@ bool is_made_of_others(const c10::OperatorHandle& op, c10::Device device) {
           has_kernel(c10::DispatchKey::CompositeImplicitAutograd));
 }
 
+// Returns the default generator of a device; undefined if it has none.
+at::Generator default_of(c10::Device device) {
+  try {
+    return at::globalContext().defaultGenerator(device);
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
+void set_state_of(at::Generator& generator, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
 }  // namespace
+
+at::Tensor state_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+bool is_same_state(const at::Tensor& one, const at::Tensor& other) {
+  return one.nbytes() == other.nbytes() && std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
+}
 
 at::Generator PrivateGenerators::of_device(c10::Device device) {
   return copy_of(at::globalContext().defaultGenerator(device));
@@ -45,7 +69,31 @@ at::Generator PrivateGenerators::copy_of(at::Generator original) {
   return copy;
 }
 
-void PrivateGenerators::replace_in(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+at::Generator PrivateGenerators::in_place_of(const at::Generator& given) {
+  if (!of_step_ || given == default_of(given.device())) return copy_of(given);
+  if (before_.count(given.unsafeGetGeneratorImpl()) == 0) {
+    before_.emplace(given.unsafeGetGeneratorImpl(), std::make_pair(given, state_of(given)));
+  }
+  return given;
+}
+
+PrivateGenerators::~PrivateGenerators() {
+  for (auto& [implementation, kept] : before_) set_state_of(kept.first, kept.second);
+}
+
+PrivateGenerators::Lent::Lent(at::Generator original, at::Generator copy)
+    : original_(std::move(original)), copy_(std::move(copy)), given_(state_of(copy_)) {
+  kept_ = state_of(original_);
+  set_state_of(original_, given_);
+}
+
+PrivateGenerators::Lent::~Lent() {
+  const at::Tensor after = state_of(original_);
+  set_state_of(original_, kept_);
+  if (!is_same_state(after, given_)) set_state_of(copy_, after);
+}
+
+void PrivateGenerators::replace_in(const c10::OperatorHandle& op, torch::jit::Stack& stack, std::optional<Lent>& lent) {
   const auto& declared = op.schema().arguments();
   const size_t first = stack.size() - declared.size();
   const c10::Device device = device_of(torch::jit::last(stack, declared.size()));
@@ -55,12 +103,16 @@ void PrivateGenerators::replace_in(const c10::OperatorHandle& op, torch::jit::St
     const auto optional = type->cast<c10::OptionalType>();
     if ((optional ? optional->getElementType() : type)->kind() != c10::TypeKind::GeneratorType) continue;
     c10::IValue& given = stack[first + i];
-    given = given.isNone() ? of_device(device) : copy_of(given.toGenerator());
+    given = given.isNone() ? of_device(device) : in_place_of(given.toGenerator());
     return;
   }
-  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !device.is_cpu();
-  TORCH_CHECK(!draws || is_made_of_others(op, device), op.schema().name(), " draws from the generator of ", device,
+  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
+  const bool may_draw = draws || !op.schema().name().starts_with("aten::");  // only those have the tag
+  if (!may_draw || device.is_cpu() || is_made_of_others(op, device)) return;
+  const at::Generator original = default_of(device);
+  TORCH_CHECK(original.defined() || !draws, op.schema().name(), " draws from the generator of ", device,
               ", and cannot be given another");
+  if (original.defined()) lent.emplace(original, copy_of(original));
 }
 
 }  // namespace torchnan

@@ -1,5 +1,7 @@
 #include "intercept/fallback.h"
 
+#include <optional>
+
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "operators/dispatch_key.h"
@@ -22,13 +24,9 @@ const OpPlan* plan_for(const c10::OperatorHandle& op, const torch::jit::Stack& s
   return plan;
 }
 
-}  // namespace
-
-void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void intercept_given(ThreadState& thread, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                     torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = below_interceptor(keys);
-  ThreadState& thread = ThreadState::current();
-  if (thread.private_generators != nullptr) [[unlikely]]
-    thread.private_generators->replace_in(op, *stack);
   DetectionSession* session = thread.session();
   if (session == nullptr) {
     if (ReceivedValues* const received = ReceivingValues::current()) return received->run(op, below, stack);
@@ -45,6 +43,19 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     return;
   }
   OpCall(op, *plan, below, stack, thread, *session).run();
+}
+
+}  // namespace
+
+void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  ThreadState& thread = ThreadState::current();
+  if (thread.private_generators != nullptr && thread.private_generators->concerns(keys)) [[unlikely]] {
+    std::optional<PrivateGenerators::Lent> lent;
+    thread.private_generators->replace_in(op, *stack, lent);
+    intercept_given(thread, op, keys, stack);
+    return;
+  }
+  intercept_given(thread, op, keys, stack);
 }
 
 }  // namespace torchnan

@@ -47,6 +47,7 @@ class DrawingInside {
   static bool may_draw(const ThreadState& thread, const OpPlan& plan) {
     if (thread.private_generators == nullptr) [[likely]]
       return false;
+    if (plan.is_async_collective) return false;  // what it does goes on in threads, which would be checked as this one
     return plan.draws_random_numbers || !plan.name.starts_with("aten::");  // only those have the tag
   }
 

@@ -10,18 +10,24 @@
 namespace torchnan {
 
 // While it exists, this thread is like a new one: no modes, hooks, transforms, autocast, profilers or sessions of the
-// program, no frames of its stack, no backward node that runs, and generators that are copies of the program's.
-// The program owns its locks and its Python thread-locals still. Requires the GIL.
+// program, no backward node that runs, and generators that are copies of the program's. The program owns its locks and
+// its Python thread-locals still. Requires the GIL.
 class Apart {
  public:
-  Apart();
+  enum class Work {
+    kStep,   // functions of the program: sessions inside check them as they check the program
+    kGraph,  // what a compiled region computes: no frames of the program's stack
+  };
+
+  explicit Apart(Work work);
   ~Apart();
   Apart(const Apart&) = delete;
   Apart& operator=(const Apart&) = delete;
 
-  // Those of this thread; null if nothing runs apart on it.
+  // The innermost one of this thread; null if nothing runs apart on it.
   static Apart* current() noexcept;
 
+  Work work() const noexcept { return work_; }
   PrivateGenerators& generators() { return generators_; }
 
  private:
@@ -31,6 +37,8 @@ class Apart {
     pybind11::object argument;
   };
 
+  const Work work_;
+  Apart* const outer_;  // a step that a graph is a part of, or null
   at::ThreadLocalStateGuard as_new_;
   PrivateGenerators generators_;
   OutsideOfNode outside_of_node_;

@@ -45,8 +45,8 @@ void bind_gradients(pybind11::module_& m);
 // optimizers in Python that are proved finite as a whole.
 void bind_proved_steps(pybind11::module_& m);
 
-// Adds memory_at(address, size, before) and memory_of_torch(before) to the module: the memory of a random generator,
-// and of PyTorch's for the CPU. They return `before` itself if it is the same.
+// Adds the class RandomMemory to the module. It notices which random generators have moved, by their memory: that is
+// much less than to read their states.
 void bind_random_memory(pybind11::module_& m);
 
 // Adds numbers_of_generated_code(seed, distribution, size) and integers_of_generated_code(seed, low, high, size) to the

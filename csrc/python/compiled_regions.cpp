@@ -185,7 +185,10 @@ std::optional<ProvenanceHandle> input_provenance(const at::Tensor& tensor) {
 
 }  // namespace
 
-bool is_replaying() noexcept { return Apart::current() != nullptr; }
+bool is_replaying() noexcept {
+  const Apart* const apart = Apart::current();
+  return apart != nullptr && apart->work() == Apart::Work::kGraph;
+}
 
 void bind_compiled_regions(py::module_& m) {
   py::class_<ProvenanceHandle>(m, "Provenance")
@@ -201,6 +204,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_readonly("inference", &Modes::inference)
       .def_readonly("packs_saved", &Modes::packs_saved)
       .def_readonly("autocast", &Modes::autocast);
+  m.def("thread_modes", [] { return Modes(); });
   py::class_<RegionBorder, std::shared_ptr<RegionBorder>>(m, "RegionBorder")
       .def(py::init<const py::kwargs&>())
       .def_readwrite("is_random", &RegionBorder::is_random)

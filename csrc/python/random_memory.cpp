@@ -3,22 +3,19 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <pybind11/stl.h>
 
 namespace py = pybind11;
 
 namespace torchnan {
 namespace {
-
-// Returns a piece of memory; `before` itself if it holds the same: a generator that stands still costs nothing.
-py::bytes memory_at(uintptr_t address, size_t size, const py::bytes& before) {
-  const auto* const memory = reinterpret_cast<const char*>(address);  // NOLINT(performance-no-int-to-ptr)
-  const auto size_before = static_cast<size_t>(PyBytes_GET_SIZE(before.ptr()));
-  if (size_before == size && std::memcmp(PyBytes_AS_STRING(before.ptr()), memory, size) == 0) return before;
-  return py::bytes(memory, size);
-}
 
 // Everything that PyTorch's generator for the CPU draws from, without gaps between its parts.
 class WordsOfTorch {
@@ -56,16 +53,43 @@ class WordsOfTorch {
   size_t size_ = 0;
 };
 
-py::bytes memory_of_torch(const py::bytes& before) {
-  const WordsOfTorch words;
-  return memory_at(reinterpret_cast<uintptr_t>(words.data()), words.size(), before);
-}
+// The memory of random generators, to notice which of them have moved: to read their states takes much longer.
+class RandomMemory {
+ public:
+  // `others`: addresses and sizes in bytes of the memory of generators other than PyTorch's for the CPU.
+  explicit RandomMemory(const std::vector<std::pair<uintptr_t, size_t>>& others) : seen_(1 + others.size()) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    for (const auto& [address, size] : others) others_.emplace_back(reinterpret_cast<const char*>(address), size);
+  }
+
+  // Returns which generators have moved since the last call, as bits: 1 for PyTorch's, 2 and more for the others. All
+  // have at the first call.
+  unsigned moved() {
+    const WordsOfTorch words;
+    unsigned which = differs(0, {words.data(), words.size()}) ? 1U : 0U;
+    for (size_t i = 0; i < others_.size(); ++i) {
+      if (differs(i + 1, others_[i])) which |= 2U << i;
+    }
+    return which;
+  }
+
+ private:
+  bool differs(size_t i, std::string_view memory) {
+    if (seen_[i] == memory) return false;
+    seen_[i] = memory;
+    return true;
+  }
+
+  std::vector<std::string_view> others_;
+  std::vector<std::string> seen_;
+};
 
 }  // namespace
 
 void bind_random_memory(py::module_& m) {
-  m.def("memory_at", &memory_at, py::arg("address"), py::arg("size"), py::arg("before"));
-  m.def("memory_of_torch", &memory_of_torch, py::arg("before"));
+  py::class_<RandomMemory>(m, "RandomMemory")
+      .def(py::init<const std::vector<std::pair<uintptr_t, size_t>>&>(), py::arg("others"))
+      .def("moved", &RandomMemory::moved);
 }
 
 }  // namespace torchnan

@@ -14,10 +14,12 @@
 
 #include "api/region_border.h"
 #include "detection/error_containment.h"
+#include "detection/private_generators.h"
 #include "device/devices.h"
 #include "device/resolve.h"
 #include "intercept/op_entry.h"
 #include "operators/dispatch_key.h"
+#include "python/apart.h"
 #include "python/convert.h"
 #include "python/kept_calls.h"
 #include "python/stack_table.h"
@@ -43,10 +45,6 @@ bool is_subclass(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
 
-bool is_same_state(const at::Tensor& one, const at::Tensor& other) {
-  return std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
-}
-
 // Copies an argument that a call is about to overwrite, in the state in which the call received it.
 at::Tensor copied(const at::Tensor& tensor) {
   const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
@@ -57,12 +55,37 @@ at::Tensor copied(const at::Tensor& tensor) {
   return copy;
 }
 
-// The state of the default generator of a device, or of the host. Throws c10::Error if the device has none.
+// The state of the generator from which this thread draws for a device, or for the host. Throws c10::Error if the
+// device has none.
 at::Tensor random_state_of(c10::Device device) {
-  at::Generator generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
+  Apart* const apart = Apart::current();
+  return state_of(apart == nullptr ? at::globalContext().defaultGenerator(device)
+                                   : apart->generators().of_device(device));
 }
+
+// While a region runs, its kernels are not checked. In the replay of a step the key stays on, which gives them their
+// generators.
+class UncheckedKernels {
+ public:
+  UncheckedKernels() {
+    ThreadState& thread = ThreadState::current();
+    if (thread.private_generators == nullptr) [[likely]] {
+      unwatched_.emplace(kInterceptorKey);
+      return;
+    }
+    thread.suspend();
+    suspended_ = &thread;
+  }
+  ~UncheckedKernels() {
+    if (suspended_ != nullptr) suspended_->resume();
+  }
+  UncheckedKernels(const UncheckedKernels&) = delete;
+  UncheckedKernels& operator=(const UncheckedKernels&) = delete;
+
+ private:
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> unwatched_;
+  ThreadState* suspended_ = nullptr;
+};
 
 PyObject* checked_result(PyObject* result) {
   if (result == nullptr) throw py::error_already_set();
@@ -158,7 +181,7 @@ RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& ar
 
 py::object RegionCall::run(const py::handle& function, const py::tuple& args) {
   if (has_collectives_ && !is_released_ && obstacle_.empty()) return run_receiving(function, args);
-  const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
+  const UncheckedKernels unchecked;
   const auto leave = c10::make_scope_exit([outer = runs_on_device] { runs_on_device = outer; });
   runs_on_device = device_.has_value();
   return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));

@@ -1,4 +1,7 @@
-"""A replay runs apart from the program: on its thread and with its locks, with nothing else that it has set there."""
+"""A replay runs apart from the program: on its thread and with its locks, with nothing else that it has set there.
+
+A step, which is functions of the program, keeps the modes in which it computes.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import ctypes
 import signal
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torchnan
 from torchnan._load import _C
 from torchnan.detection import signal_handlers
+from torchnan.detection.apart import step_apart
 from torchnan.detection.compiled.replay import apart
 from torchnan.detection.containment import contained
 
@@ -159,6 +165,164 @@ def test_a_thread_works_for_its_sessions_again_afterwards():
         assert session.findings == []
         torch.log(-torch.ones(1)).item()
     assert [finding.op for finding in session.findings] == ["aten::log"]
+
+
+# -- steps
+
+
+def _drawn_after(set_state):
+    set_state()
+    return torch.rand(3)
+
+
+SETS = {
+    "manual_seed": lambda state: torch.manual_seed(7),
+    "the generator's own": lambda state: torch.default_generator.manual_seed(7),
+    "set_rng_state": torch.set_rng_state,
+    "seed": lambda state: torch.manual_seed(torch.seed() * 0 + 7),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_functions_for_random_states_act_on_the_copies(name):
+    state = torch.Generator().manual_seed(7).get_state()
+    torch.manual_seed(3)
+    before, of_torch = torch.get_rng_state(), torch.default_generator
+    apart_drawn, apart_state = step_apart(lambda: (_drawn_after(lambda: SETS[name](state)), torch.get_rng_state()))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.default_generator is torch.random.default_generator is of_torch
+    expected = _drawn_after(lambda: torch.set_rng_state(state))
+    assert torch.equal(apart_drawn, expected)
+    assert torch.equal(apart_state, torch.get_rng_state())
+
+
+def test_other_threads_set_and_draw_from_the_generators_of_the_program():
+    torch.manual_seed(3)
+    expected = torch.rand(2), torch.Generator().manual_seed(4).get_state()
+    torch.manual_seed(3)
+    seen = []
+
+    def of_program():
+        seen.append(torch.rand(2, generator=torch.random.default_generator))
+        torch.manual_seed(4)
+
+    def work():
+        torch.manual_seed(5)
+        thread = threading.Thread(target=of_program)
+        thread.start()
+        thread.join()
+        return torch.get_rng_state()
+
+    assert torch.equal(step_apart(work), torch.Generator().manual_seed(5).get_state())
+    assert torch.equal(seen[0], expected[0])
+    assert torch.equal(torch.get_rng_state(), expected[1])
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_block_that_is_computed_again_in_the_backward_pass_draws_the_same_numbers(use_reentrant):
+    block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def gradient():
+        block.zero_grad()
+        checkpoint(block, x, use_reentrant=use_reentrant).square().sum().backward()
+        return block[0].weight.grad.clone()
+
+    state = torch.get_rng_state()
+    apart_gradient = step_apart(gradient)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(apart_gradient, gradient())
+
+
+def test_generators_of_the_program_are_put_back_and_those_of_the_step_are_its_own():
+    of_program = torch.Generator().manual_seed(5)
+    state = of_program.get_state()
+
+    def draw(seed):
+        return torch.rand(2, generator=torch.Generator().manual_seed(seed))
+
+    def work():
+        first = torch.rand(2, generator=of_program)
+        of_program.manual_seed(5)
+        return first, torch.rand(2, generator=of_program), [draw(seed) for seed in (1, 2, 1)]
+
+    first, again, drawn = step_apart(work)
+    assert torch.equal(first, again)
+    assert torch.equal(of_program.get_state(), state)
+    assert all(map(torch.equal, drawn, [draw(seed) for seed in (1, 2, 1)]))
+
+
+def test_a_step_computes_in_the_modes_of_the_program():
+    packed = []
+
+    def pack(value):
+        packed.append(value)
+        return value
+
+    def work():
+        x = torch.ones(3, 3, device="cpu", requires_grad=True)
+        return (x @ x).dtype, torch.ones(2).device, torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), torch.device("meta"):
+        with torch.autograd.graph.saved_tensors_hooks(pack, pack), torch.no_grad():
+            assert step_apart(work) == (torch.bfloat16, torch.device("meta"), False, False)
+            assert step_apart(torch.ones(1, device="cpu").item) == 1
+    assert packed == []
+    assert step_apart(work) == (torch.float32, torch.device("cpu"), True, True)
+
+
+def test_a_step_is_checked_as_the_program_is():
+    """Its stack goes on to the functions that called it, and compiled regions in it are explained."""
+
+    @torch.compile
+    def region(x):
+        return (x - 1).log().sum()
+
+    def work():
+        with torchnan.detect(action="log") as session:
+            torch.log(-torch.ones(1)).item()
+            region(torch.zeros(3)).item()
+        return session
+
+    findings = step_apart(work).findings
+    assert [finding.op for finding in findings] == ["aten::log", "aten::log"]
+    assert findings[1].compiled.replay == "traced"
+    assert any(test_a_step_is_checked_as_the_program_is.__name__ in str(frame) for frame in findings[0].stack)
+
+
+def test_what_a_region_in_a_step_draws_is_explained_with_the_numbers_of_the_step():
+    """The explanation has copies of its own: the step goes on with its numbers."""
+
+    @torch.compile
+    def region(x):
+        return (x * torch.rand(3) - 2).log()
+
+    def work():
+        torch.manual_seed(3)
+        with torchnan.detect(action="log") as session:
+            made = region(torch.ones(3))
+            made.sum().item()
+        return session.findings, torch.rand(3)
+
+    findings, drawn = step_apart(work)
+    torch.manual_seed(3)
+    region(torch.ones(3))
+    assert torch.equal(drawn, torch.rand(3))
+    assert [(finding.op, finding.compiled.replay) for finding in findings] == [("aten::log", "traced")]
+
+
+def test_a_step_warns_of_nothing_and_its_errors_come_through():
+    def work():
+        warnings.warn("once more", stacklevel=1)
+        raise TimeLimit
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with pytest.raises(TimeLimit):
+            step_apart(work)
+        warnings.warn("of the program", stacklevel=1)
+    assert [str(warning.message) for warning in seen] == ["of the program"]
+    assert not _C.is_apart()
 
 
 class TimeLimit(Exception):

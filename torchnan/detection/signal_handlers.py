@@ -30,8 +30,12 @@ def raised_in(error: BaseException) -> BaseException | None:
 
 def let_through(error: BaseException) -> None:
     """Raises what a handler of the program raised, if that led to this error. Call it where others are contained."""
-    if (of_program := raised_in(error)) is not None:
-        raise of_program
+    of_program = raised_in(error)
+    if of_program is not None:
+        try:
+            raise of_program
+        finally:
+            del error, of_program  # the traceback has this frame, which would keep it and all frames below alive
 
 
 @contextlib.contextmanager

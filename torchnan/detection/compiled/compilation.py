@@ -4,37 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchnan._load import _C
 
 _CUDA_GRAPH = "CUDAGRAPH_RECORDING"  # names a trigger under which the program's own kernels run
-
-
-class _OnReplayingThread(type):
-    """The class of a filter of warnings that applies while its thread replays a call."""
-
-    def __subclasscheck__(cls, category: type) -> bool:
-        return _C.is_replaying()
-
-
-class _OfReplay(Warning, metaclass=_OnReplayingThread):
-    pass
-
-
-@contextlib.contextmanager
-def without_warnings() -> Iterator[None]:
-    """Drops the warnings of a replay: generated code has given none. Those of other threads are shown meanwhile."""
-    filters: list[Any] = warnings.filters  # type: ignore[assignment]  # catch_warnings() of another thread replaces it
-    of_replay = ("ignore", None, _OfReplay, None, 0)
-    filters.insert(0, of_replay)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # an operator of user code has reset them
-            filters.remove(of_replay)
 
 
 @contextlib.contextmanager

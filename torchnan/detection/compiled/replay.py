@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import sys
@@ -14,9 +13,9 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.text import printable
+from torchnan.detection.apart import graph_apart, in_modes
 from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, time_limit, torch_internals
 from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
-from torchnan.detection.compiled.compilation import without_warnings
 from torchnan.detection.compiled.evidence import NEGINF, Probe, Reached, Sources, kinds_in, sources_of_gradients
 from torchnan.detection.compiled.graph import (
     Framing,
@@ -226,15 +225,14 @@ def _callers(call: RecordedCall) -> list[Entry]:
 
 
 def apart(run: Callable[[], T]) -> T:
-    """Runs a function on this thread without anything that the program has set there: modes, hooks, autocast, sessions,
-    profilers, the functions that call it, generators. The thread has its locks, and settings of the compiler, still.
-    """
+    """Runs a part of an explanation without anything that the program has set on this thread, and without Dynamo. The
+    thread has its locks, and settings of the compiler, still."""
 
     def body() -> T:
-        with without_warnings(), torch_internals.without_dynamo():
+        with torch_internals.without_dynamo():
             return run()
 
-    return contextvars.copy_context().run(_C.run_apart, body)
+    return graph_apart(body)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,17 +357,13 @@ class _Replay:
     def _states(self) -> Iterator[None]:
         """Gives this thread the random numbers and modes of the call for a while."""
         time_limit.check()
-        modes = self.call.modes
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.without_open_transforms())
-            stack.enter_context(torch.inference_mode(modes.inference))
-            stack.enter_context(torch.set_grad_enabled(modes.grad))
+            stack.enter_context(in_modes(self.call.modes, cache_enabled=False))
             if self.call.stream is not None:
                 stack.enter_context(_on_stream(self.call.stream))
                 # The engine's thread of the device may wait for this replay. inference_mode() resets this.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            for device, dtype in modes.autocast:
-                stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
             if self.call.random_states:
                 random_numbers.set_states(self.call.random_states)
             else:  # a branch that draws, and that no call has taken before

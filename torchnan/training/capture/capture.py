@@ -25,7 +25,7 @@ from torchnan.training.guard.step.forward_backward import ForwardBackward, StepR
 from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.operation import Operation
-from torchnan.training.guard.step.random_state import RandomState
+from torchnan.training.guard.step.random_state import RandomState, process_states_kept
 from torchnan.training.guard.step.replay import Replay, replay
 from torchnan.training.storage import folder_reader, rank_folders
 from torchnan.training.storage.classes import title
@@ -121,7 +121,8 @@ class Capture:
             return self._run(forward_backward, self.batches, after_backward)
 
         original = str(self.event.get("bits", ""))
-        replayed = replay(run, forward_backward, agreement, original=original, step=self.step)
+        with process_states_kept():
+            replayed = replay(run, forward_backward, agreement, original=original, step=self.step)
         if not self.not_held or replayed.same_bits:
             return replayed
         return dataclasses.replace(replayed, reason=f"the capture does not hold {', '.join(self.not_held)}")
@@ -148,12 +149,8 @@ class Capture:
             OptionError: TORCHNAN=0 is set.
             CaptureError: the model is not like the captured one.
         """
-        after, tensors = RandomState.now(), [*model.parameters(), *model.buffers()]
-        with state_kept(tensors):
-            try:
-                return self._try_remedies(model, step_fn, replayed or self.replay(model, step_fn))
-            finally:
-                after.restore()
+        with state_kept([*model.parameters(), *model.buffers()]), process_states_kept():
+            return self._try_remedies(model, step_fn, replayed or self.replay(model, step_fn))
 
     def _try_remedies(
         self, model: torch.nn.Module, step_fn: Callable[[torch.nn.Module, Any], Any], replayed: Replay

@@ -10,6 +10,7 @@ from typing import Any
 from torchnan.config.policy import Cause, Policy
 from torchnan.config.text import printable
 from torchnan.detection import report_rows
+from torchnan.detection.apart import step_apart
 from torchnan.detection.containment import Failures
 from torchnan.detection.finding import Finding
 from torchnan.detection.pause import detection_paused
@@ -22,7 +23,7 @@ from torchnan.training.guard.step.forward_backward import ForwardBackward, StepR
 from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.lockstep import ANOTHER_RANK
 from torchnan.training.guard.step.operation import Operation, record
-from torchnan.training.guard.step.random_state import RandomState
+from torchnan.training.guard.step.random_state import process_states_kept
 from torchnan.training.guard.step.replay import Replay, digest, not_replayed, replay
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepObserver
@@ -100,7 +101,14 @@ class BadStepAnalyzer:
         if anomaly.kind is AnomalyKind.OUT_OF_MEMORY:
             event.cause = "out_of_memory"
             return event
-        after = RandomState.now()
+        try:
+            with process_states_kept():
+                self._explain(event, run, anomaly, parts)
+        finally:
+            self._inputs.buffers.restore()
+        return event
+
+    def _explain(self, event: StepEvent, run: StepRun, anomaly: Anomaly, parts: int) -> None:
         with self._failures.contained("taking a digest of the step"):
             event.bits = digest(run.losses, self._forward_backward.parameters)
         nonfinite: tuple[str, ...] = ()
@@ -114,9 +122,6 @@ class BadStepAnalyzer:
         self._rerun_in_float32(event, anomaly, parts)
         self._try_remedies(event, parts)
         self._capture(event, parts)
-        self._inputs.buffers.restore()
-        after.restore()
-        return event
 
     def _capture(self, event: StepEvent, parts: int) -> None:
         if not self._captures.has_room():
@@ -194,7 +199,7 @@ class BadStepAnalyzer:
         if self._agreement.all_reduce_max(int(finding is not None)) == 0:
             return None
         if finding is None or finding.collective is not None:  # the rank that made the value captures its operation
-            self._rerun(parts)
+            step_apart(lambda: self._rerun(parts))
             return None
         return record(lambda: self._rerun(parts), finding)
 

@@ -15,7 +15,7 @@ from torchnan import _build
 from torchnan.config.options import OptionError
 from torchnan.config.policy import Policy
 from torchnan.config.text import to_valid_utf8
-from torchnan.detection import shards
+from torchnan.detection import shards, signal_handlers
 from torchnan.detection.containment import Failures, describe
 from torchnan.detection.nested import tensors_in
 from torchnan.distributed.agreement import Agreement
@@ -133,6 +133,7 @@ class Captures:
                 "buffers": inputs.buffers.of_model(),
             }
         except Exception as error:  # noqa: BLE001 - code of the model
+            signal_handlers.let_through(error)
             event.notes.append(f"not captured: {describe(error)}")
             self._failures.record("writing a capture", error)
             return {}
@@ -142,6 +143,7 @@ class Captures:
         try:
             return 1 << 62 | fingerprint(tensors)
         except Exception as error:  # noqa: BLE001 - such as a layout without contiguous memory: it is not shared
+            signal_handlers.let_through(error)
             self._failures.record("comparing weights between ranks", error)
             return 1 + self._agreement.rank
 
@@ -165,6 +167,7 @@ class Captures:
         except _LimitReached as limit:
             event.notes.append(f"not captured: {limit}")
         except Exception as error:  # noqa: BLE001 - such as a full disk, or a state that cannot be stored
+            signal_handlers.let_through(error)
             event.notes.append(f"not captured: {describe(error)}")
             self._failures.record("writing a capture", error)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -10,6 +9,7 @@ import socket
 
 import torch
 
+from torchnan.detection import signal_handlers
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement
 from torchnan.training.guard.event import StepEvent
@@ -55,5 +55,5 @@ class Reporter:
         self.events = [*self.events, event][-MAX_EVENTS:]
         self.log.write(event)
         if self._agreement.rank == 0 or mine:
-            with contextlib.suppress(Exception):  # a log handler of the user's may fail
+            with signal_handlers.suppressed():  # a log handler of the user's may fail
                 logger.warning("%s", event)

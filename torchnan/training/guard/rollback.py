@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchnan.config.options import OptionError
 from torchnan.config.policy import Policy
 from torchnan.config.text import printable
+from torchnan.detection import signal_handlers
 from torchnan.detection.containment import Failures, describe
 from torchnan.distributed.agreement import Agreement
 from torchnan.training import health
@@ -145,6 +146,7 @@ class Rollback:
             nonfinite = self._training.nonfinite()
             reason = f"not finite: {', '.join(nonfinite[:5])}" if nonfinite else ""
         except Exception as error:  # noqa: BLE001 - it may come from any object of user code
+            signal_handlers.let_through(error)
             reason = self._failed(error)
         if told := self._agreement.first_failure(reason):
             self._log.record("no_snapshot", step=step, reason=told)
@@ -153,6 +155,7 @@ class Rollback:
         try:
             self._snapshots.take(step, instead_of=oldest)
         except Exception as error:  # noqa: BLE001 - such as a full disk
+            signal_handlers.let_through(error)
             reason = self._failed(error)
         told = self._agreement.first_failure(reason)
         if told:
@@ -208,6 +211,7 @@ class Rollback:
             try:
                 self._snapshots.restore(step)
             except Exception as error:  # noqa: BLE001 - a damaged file, or a load() of the user's
+                signal_handlers.let_through(error)
                 self._failures.record("restoring a snapshot", error)
                 reason = describe(error)
             told = self._agreement.first_failure(reason)

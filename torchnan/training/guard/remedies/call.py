@@ -155,6 +155,7 @@ class CallMode(SchemaCheckMode):
     def __exit__(self, *error: Any) -> None:
         TorchDispatchMode.__exit__(self, *error)  # type: ignore[no-untyped-call]
         self._dispatcher = None
+        self._makers.clear()  # its calls refer to it
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import brief
+from torchnan.detection.apart import step_apart
 from torchnan.detection.finding import Finding
 from torchnan.detection.nested import tensors_in
 from torchnan.detection.pause import detection_paused
@@ -18,7 +19,7 @@ from torchnan.detection.session import detect, entered_with_new_threads
 from torchnan.training.guard.remedies.change import Change
 from torchnan.training.guard.remedies.trials import Outcome, Trials, state_kept, try_on
 from torchnan.training.guard.step.forward_backward import loss_of
-from torchnan.training.guard.step.random_state import RandomState
+from torchnan.training.guard.step.random_state import RandomState, process_states_kept
 
 
 def try_remedies(step: Callable[[], Any], *, model: torch.nn.Module | None = None) -> Trials:
@@ -46,37 +47,22 @@ def try_remedies(step: Callable[[], Any], *, model: torch.nn.Module | None = Non
         raise OptionError("TORCHNAN=0 is set, and remedies are tried under detection: unset it.")
     states = RandomState.now()
     tensors = [] if model is None else [*model.parameters(), *model.buffers()]
-    with _put_back(states, tensors):
-        finding = _finding_of(step, model)
-    if finding is None:
-        return Trials(None, (), 1, reason="the step is finite")
     held: list[Any] = []
 
     def run(change: Change) -> Outcome:
-        states.restore()
-        if model is not None:
-            model.zero_grad(set_to_none=True)
-        held[:] = [step()]  # alive until detection ends, as the variables of a script are
-        return _outcome(held[0], model)
-
-    with _put_back(states, tensors):
-        return try_on(lambda change: _run_from(states, tensors, run, change), finding, model=model, step=finding.step)
-
-
-def _run_from(
-    states: RandomState, tensors: list[torch.Tensor], run: Callable[[Change], Outcome], change: Change
-) -> Outcome:
-    with _put_back(states, tensors):
-        return run(change)
-
-
-@contextlib.contextmanager
-def _put_back(states: RandomState, tensors: list[torch.Tensor]) -> Iterator[None]:
-    with state_kept(tensors):
-        try:
-            yield
-        finally:
+        with state_kept(tensors):
             states.restore()
+            if model is not None:
+                model.zero_grad(set_to_none=True)
+            held[:] = [step()]  # alive until detection ends, as the variables of a script are
+            return _outcome(held[0], model)
+
+    with process_states_kept():
+        with state_kept(tensors):
+            finding = step_apart(lambda: _finding_of(step, model))
+        if finding is None:
+            return Trials(None, (), 1, reason="the step is finite")
+        return try_on(run, finding, model=model, step=finding.step)
 
 
 def _finding_of(step: Callable[[], Any], model: torch.nn.Module | None) -> Finding | None:

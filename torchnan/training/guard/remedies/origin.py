@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from torchnan.detection.finding import Finding
 from torchnan.detection.pause import detection_paused
@@ -99,6 +100,7 @@ class Locate(Change):
     def __init__(self, origin: Origin) -> None:
         super().__init__("")
         self._origin = origin
+        self._hooks: list[RemovableHandle] = []
         finding = origin.finding
         is_in_node = finding is not None and finding.phase == "backward" and not finding.backward_stack
         self._node = finding.node if finding is not None and is_in_node else None
@@ -122,11 +124,12 @@ class Locate(Change):
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        handle = register_optimizer_step_post_hook(self._note_update)
+        self._hooks.append(register_optimizer_step_post_hook(self._note_update))
         try:
             yield
         finally:
-            handle.remove()
+            while self._hooks:  # those of tensors refer to calls, which refer to the tensors
+                self._hooks.pop().remove()
 
     def _note_update(self, *_: Any) -> None:
         self._origin.is_updated = True
@@ -148,7 +151,8 @@ class Locate(Change):
             return
         for tensor in candidate.call.tensors:
             if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self._note_bad_rows, candidate))  # type: ignore[no-untyped-call]
+                hook = functools.partial(self._note_bad_rows, candidate)
+                self._hooks.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def _note_bad_rows(self, candidate: Candidate, value: Any) -> None:
         """Notes the rows of the batch where a tensor is not finite, if its first dimension has some for each."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from torchnan.config.text import printable
-from torchnan.detection import introspection
+from torchnan.detection import introspection, signal_handlers
+from torchnan.detection.apart import step_apart
 from torchnan.detection.containment import describe
 from torchnan.detection.finding import Finding
 from torchnan.detection.pause import detection_paused
@@ -177,14 +178,19 @@ def run_with(run: Run, change: Change, model: torch.nn.Module | None) -> Outcome
 
     What is compiled runs as it is written: a compiled region does not show its operations.
     """
-    session = detect(action="log", model=model)
-    try:
+
+    def changed() -> Outcome:
+        session = detect(action="log", model=model)
         with torch.compiler.set_stance("force_eager"), change.scope(), entered_with_new_threads(session):
             with CallMode(change.call):
                 outcome = run(change)
+        return dataclasses.replace(outcome, finding=session.first)
+
+    try:
+        return step_apart(changed)
     except Exception as error:  # noqa: BLE001 - whatever the program makes of the change
+        signal_handlers.let_through(error)
         return describe(error)
-    return dataclasses.replace(outcome, finding=session.first)
 
 
 def compare(change: Change, outcome: Outcome | str, reference: Outcome | str, origin: Origin) -> Trial:
@@ -238,12 +244,17 @@ def _relative(old: torch.Tensor, new: torch.Tensor) -> float | None:
 
 @contextlib.contextmanager
 def state_kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Puts back the bits and the gradients of tensors."""
-    kept = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in tensors]
+    """Puts back the bits, the versions and the gradients of tensors."""
+    kept = [
+        (tensor, tensor.detach().clone(), None if tensor.is_inference() else tensor._version, tensor.grad)
+        for tensor in tensors
+    ]
     try:
         yield
     finally:
         with detection_paused(), torch.no_grad():
-            for tensor, bits, gradient in kept:
+            for tensor, bits, version, gradient in kept:
                 tensor.copy_(bits)
+                if version is not None:
+                    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
                 tensor.grad = gradient

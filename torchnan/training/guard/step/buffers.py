@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchnan._load import _C
-from torchnan.detection import shards
+from torchnan.detection import shards, signal_handlers
 from torchnan.detection.pause import detection_paused
 from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.networks import networks_named_by
@@ -161,7 +160,7 @@ class Buffers:
             id(part) for module in (self._model, *(module for _, module in self._also)) for part in module.modules()
         }
         found: dict[int, tuple[str, nn.Module]] = {}
-        with contextlib.suppress(Exception):  # it looks into objects of the user's, whatever they are
+        with signal_handlers.suppressed():  # it looks into objects of the user's, whatever they are
             for name, network in networks_named_by(self._step_fn):
                 for path, part in network.named_modules():
                     if id(part) not in known and part._buffers:

@@ -11,7 +11,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchnan.detection import shards
+from torchnan.detection import shards, signal_handlers
+from torchnan.detection.apart import step_apart
 from torchnan.detection.session import detect, entered_with_new_threads
 from torchnan.distributed.agreement import Agreement
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepRun
@@ -34,18 +35,19 @@ def is_finite_in_float32(rerun: Callable[[], StepRun], forward_backward: Forward
     if agreement.all_reduce_max(int(bool(reason))) > 0:
         raise RuntimeError(reason or "another rank cannot")
     try:
-        with (
-            _float32_weights(forward_backward),
-            torch.compiler.set_stance("force_eager"),
-            _quiet_detection(),
-            _Float32Mode(),  # type: ignore[no-untyped-call]
-        ):
-            run = rerun()
+        with _float32_weights(forward_backward), torch.compiler.set_stance("force_eager"):
+            run = step_apart(lambda: _run_in_float32(rerun))
     except Exception as error:  # noqa: BLE001 - the other ranks must learn of it before it is raised
+        signal_handlers.let_through(error)
         reason = f"{type(error).__name__}: {error}"
     if agreement.all_reduce_max(int(run is None)) > 0 or run is None:
         raise RuntimeError(reason or "another rank failed")
     return forward_backward.agree(run)[0] is None
+
+
+def _run_in_float32(rerun: Callable[[], StepRun]) -> StepRun:
+    with _quiet_detection(), _Float32Mode():  # type: ignore[no-untyped-call]
+        return rerun()
 
 
 class _Float32Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from torchnan.config.text import brief
+from torchnan.detection.apart import step_apart
 from torchnan.detection.finding import Finding
 
 
@@ -93,8 +94,12 @@ def record(run: Callable[[], Any], finding: Finding) -> Operation | None:
     Compiled functions run uncompiled here: a compiled region does not show its operations, and Dynamo would never again
     compile a function that it has seen under a mode."""
     recorder = _Recorder(finding)
-    with torch.compiler.set_stance("force_eager"), recorder:
-        run()
+
+    def recorded() -> None:
+        with torch.compiler.set_stance("force_eager"), recorder:
+            run()
+
+    step_apart(recorded)
     return recorder.found
 
 

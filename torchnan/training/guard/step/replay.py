@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import math
@@ -11,7 +10,8 @@ from typing import Literal
 
 import torch
 
-from torchnan.detection import optimizer_hooks, shards
+from torchnan.detection import optimizer_hooks, shards, signal_handlers
+from torchnan.detection.apart import step_apart
 from torchnan.detection.finding import Finding
 from torchnan.detection.pause import detection_paused
 from torchnan.detection.session import detect, entered_with_new_threads
@@ -105,6 +105,7 @@ def replay(
         except OtherRankFailed as error:
             failed = str(error)
         except Exception as error:  # noqa: BLE001 - a failing replay must not keep the bad step from being handled
+            signal_handlers.let_through(error)
             failed = f"it raised {type(error).__name__} when run again: {error}"
         if agreement.all_reduce_max(int(bool(failed))) > 0:
             return not_replayed(failed or ANOTHER_RANK)
@@ -127,7 +128,7 @@ def _run_in_eager(
 ) -> tuple[bool | None, Finding | None]:
     """Returns whether the step is finite without ``torch.compile``, and its origin if it is not. Collective."""
     run, finding = None, None
-    with contextlib.suppress(Exception), torch.compiler.set_stance("force_eager"):
+    with signal_handlers.suppressed(), torch.compiler.set_stance("force_eager"):
         run, finding = _run_detected(rerun, forward_backward, step)
     if agreement.all_reduce_max(int(run is None)) > 0 or run is None:
         return None, None
@@ -141,12 +142,15 @@ def _verdict(was_bad: list[bool], alike: bool) -> Verdict:
 
 
 def _run_detected(rerun: Rerun, forward_backward: ForwardBackward, step: int) -> tuple[StepRun, Finding | None]:
-    session = detect(action="log", model=forward_backward.model)
-    with entered_with_new_threads(session):
-        session.mark_step(step)
-        # The optimizer would use the gradients next.
-        run = rerun(lambda: optimizer_hooks.check_gradients(forward_backward.optimizer))
-    return run, session.first
+    def run() -> tuple[StepRun, Finding | None]:
+        session = detect(action="log", model=forward_backward.model)
+        with entered_with_new_threads(session):
+            session.mark_step(step)
+            # The optimizer would use the gradients next.
+            ran = rerun(lambda: optimizer_hooks.check_gradients(forward_backward.optimizer))
+        return ran, session.first
+
+    return step_apart(run)
 
 
 def _same_origin(a: Finding | None, b: Finding | None) -> bool:

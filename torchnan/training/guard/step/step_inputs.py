@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torchnan.detection.nested import tensors_in
 from torchnan.training.guard.step.buffers import Buffers
-from torchnan.training.guard.step.random_state import RandomState
+from torchnan.training.guard.step.random_state import RandomState, RandomStateReader
 
 Keep = Literal["reference", "copy"]
 
@@ -52,12 +52,13 @@ class StepInputs:
     def __init__(self, buffers: Buffers, keep: Keep) -> None:
         self._keep = keep
         self.buffers = buffers
-        self.random = RandomState.now()
+        self._reader = RandomStateReader()
+        self.random = self._reader.now()
         self.batches: list[SavedBatch] = []
 
     def begin_step(self) -> None:
         """Saves random states and buffers, and drops the batches of the previous step."""
-        self.random = RandomState.now()
+        self.random = self._reader.now()
         self.buffers.save()
         self.batches = []
 
@@ -69,7 +70,7 @@ class StepInputs:
             drawn_between: whether user code may have drawn random numbers since the previous one.
         """
         where = f"batch {len(self.batches)}" if self.batches else "batch"
-        random = RandomState.now() if drawn_between and self.batches else None
+        random = self._reader.now() if drawn_between and self.batches else None
         self.batches.append(SavedBatch(batch, self._keep, where, random))
 
     def forget_batches(self) -> None:
