@@ -178,7 +178,7 @@ NO_MESSAGES = {
     "training/guard/step/forward_backward.py ForwardBackward._warn_if_backward_did_not_run",  # a fixed text
     "training/guard/unchecked_steps.py UncheckedSteps.note_batch",  # a fixed text
     "distributed/agreement.py Agreement.to_global_rank",
-    "training/monitor/async_copy.py to_float",
+    "training/monitor/async_copy.py to_floats",
     "training/diagnosis/readers/encoded.py to_float",
     "training/guard/step/buffers.py Buffers.to_check",
     "training/guard/step/forward_backward.py CheckedBuffers.to_check",
