@@ -20,7 +20,7 @@ from torchnan import cli
 from torchnan.config.options import OptionError
 from torchnan.training.guard.errors import TrainingStopped
 from torchnan.training.guard.event import text_of_log_line
-from torchnan.training.guard.remedies.call import CallMode
+from torchnan.training.guard.remedies.call import CallMode, Makers
 
 
 class Contrastive(nn.Module):
@@ -167,7 +167,7 @@ def test_a_run_in_which_nothing_is_replaced_has_the_same_bits():
         return [loss.detach(), x.grad, *(p.grad for p in net.parameters())]
 
     plain = run()
-    with CallMode(lambda call: call.run()):
+    with CallMode(lambda call: call.run(), Makers()):
         intercepted = run()
     assert_same(intercepted, plain)
 

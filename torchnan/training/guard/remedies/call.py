@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,7 +36,7 @@ class Call:
         self._func = func
         self._args = args
         self._kwargs = kwargs
-        self._makers = makers
+        self._makers = weakref.ref(makers)  # it refers to calls
         self.operator: str = func._schema.name.rpartition("::")[2]
         self.line: Line | None = introspection.calling_line()
 
@@ -72,7 +73,11 @@ class Call:
 
     def maker(self, tensor: Any) -> Call | None:
         """Returns the call that made a tensor, of the operators that are followed."""
-        return self._makers.get(tensor) if isinstance(tensor, torch.Tensor) else None  # type: ignore[no-untyped-call]
+        makers = self._makers()
+        if makers is None or not isinstance(tensor, torch.Tensor):
+            return None
+        made: Call | None = makers.get(tensor)  # type: ignore[no-untyped-call]
+        return made
 
     def run(self, /, **changed: Any) -> Any:
         """Runs it, with other values for some arguments. An argument that it writes to is overwritten with its value,
@@ -124,7 +129,9 @@ class Call:
     def _run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result = self._func(*args, **kwargs)
         if self.operator in _FOLLOWED and isinstance(result, torch.Tensor):
-            self._makers[result] = self
+            makers = self._makers()
+            if makers is not None:
+                makers[result] = self
         return result
 
 
@@ -139,12 +146,13 @@ class CallMode(SchemaCheckMode):
 
     Args:
         intercept: is given each call, and returns its result.
+        makers: remembers the calls that made tensors. Calls know each other as long as it exists.
     """
 
-    def __init__(self, intercept: Callable[[Call], Any]) -> None:
+    def __init__(self, intercept: Callable[[Call], Any], makers: Makers) -> None:
         TorchDispatchMode.__init__(self, DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
         self._intercept = intercept
-        self._makers: Makers = Makers()
+        self._makers = makers
         self._dispatcher: Any = None
 
     def __enter__(self) -> CallMode:
@@ -155,7 +163,6 @@ class CallMode(SchemaCheckMode):
     def __exit__(self, *error: Any) -> None:
         TorchDispatchMode.__exit__(self, *error)  # type: ignore[no-untyped-call]
         self._dispatcher = None
-        self._makers.clear()  # its calls refer to it
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

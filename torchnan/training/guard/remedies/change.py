@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchnan.training.guard.remedies.call import Call, Line
+from torchnan.training.guard.remedies.call import Call, Line, Makers
 
 UNCHANGED: Any = object()  # of a replacement: the call runs as it is
 
@@ -19,11 +19,13 @@ class Change:
     Attributes:
         text: what is done differently, in a line.
         is_effective: whether it has changed anything in the run; a trial that has not says nothing.
+        makers: the calls that made tensors in its run.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.is_effective = False
+        self.makers = Makers()
 
     def call(self, call: Call) -> Any:
         """Runs an operation of the step, or another one in its place."""

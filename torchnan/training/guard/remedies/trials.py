@@ -152,7 +152,8 @@ def try_on(
     if finding is not None and finding.origin in _NONE_FOR:
         return Trials(step, (), 0, before, _NONE_FOR[finding.origin])
     origin = Origin(finding, None if finding is None else line_of(finding), model=model, rows=rows)
-    reference = run_with(run, Locate(origin), model)
+    locate = Locate(origin)  # as long as it exists, the calls of the origin know what made their arguments
+    reference = run_with(run, locate, model)
     trials, runs = [], 1
     for change in changes_for(origin):
         outcome = run_with(run, change, model)
@@ -182,7 +183,7 @@ def run_with(run: Run, change: Change, model: torch.nn.Module | None) -> Outcome
     def changed() -> Outcome:
         session = detect(action="log", model=model)
         with torch.compiler.set_stance("force_eager"), change.scope(), entered_with_new_threads(session):
-            with CallMode(change.call):
+            with CallMode(change.call, change.makers):
                 outcome = run(change)
         return dataclasses.replace(outcome, finding=session.first)
 
