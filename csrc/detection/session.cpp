@@ -11,9 +11,9 @@
 #include "host/user_notifier.h"
 #include "operators/op_plan.h"
 #include "report/operator_name.h"
+#include "text/format.h"
 #include "text/printable.h"
 #include "detection/error_containment.h"
-#include "text/format.h"
 
 namespace torchnan {
 namespace {

@@ -1,10 +1,11 @@
 #include "device/scanner.h"
-#include "text/format.h"
 
 #include <dlfcn.h>
 
 #include <filesystem>
 #include <stdexcept>
+
+#include "text/format.h"
 
 namespace torchnan {
 namespace {

@@ -45,17 +45,6 @@ def step_apart(run: Callable[[], T]) -> T:
     return contextvars.copy_context().run(_C.run_apart, body, True)
 
 
-def graph_apart(run: Callable[[], T]) -> T:
-    """Runs what a compiled region computes, on this thread, without anything that the program has set there: modes,
-    hooks, autocast, sessions, profilers, the functions that call it, generators, warnings."""
-
-    def body() -> T:
-        with without_warnings():
-            return run()
-
-    return contextvars.copy_context().run(_C.run_apart, body, False)
-
-
 @contextlib.contextmanager
 def in_modes(modes: Any, *, cache_enabled: bool) -> Iterator[None]:
     """Enters the modes of a thread.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import sys
@@ -13,7 +14,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.text import printable
-from torchnan.detection.apart import graph_apart, in_modes
+from torchnan.detection.apart import in_modes, without_warnings
 from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, time_limit, torch_internals
 from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
 from torchnan.detection.compiled.evidence import NEGINF, Probe, Reached, Sources, kinds_in, sources_of_gradients
@@ -225,14 +226,15 @@ def _callers(call: RecordedCall) -> list[Entry]:
 
 
 def apart(run: Callable[[], T]) -> T:
-    """Runs a part of an explanation without anything that the program has set on this thread, and without Dynamo. The
-    thread has its locks, and settings of the compiler, still."""
+    """Runs a function on this thread without anything that the program has set there: modes, hooks, autocast, sessions,
+    profilers, the functions that call it, generators, warnings. The thread has its locks, and settings of the compiler,
+    still."""
 
     def body() -> T:
-        with torch_internals.without_dynamo():
+        with without_warnings(), torch_internals.without_dynamo():
             return run()
 
-    return graph_apart(body)
+    return contextvars.copy_context().run(_C.run_apart, body, False)
 
 
 @dataclasses.dataclass(frozen=True)
