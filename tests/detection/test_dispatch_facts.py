@@ -10,7 +10,7 @@ import torch
 
 import torchnan
 from torchnan._load import _C
-from torchnan.training.guard.remedies.call import CallMode
+from torchnan.training.guard.remedies.call import CallMode, Makers
 
 KEY = _C.interceptor_key_name()
 
@@ -37,7 +37,7 @@ def test_a_mode_above_autograd_sees_whole_operators_and_its_replacements_are_dif
         return call["self"].clamp(min=1.0).log() if call.operator == "log" else call.run()
 
     x = torch.tensor([0.0, 2.0], requires_grad=True)
-    with CallMode(clamp_logarithm):
+    with CallMode(clamp_logarithm, Makers()):
         loss = torch.nn.functional.softmax(torch.ones(2), 0).sum() + x.log().sum()
         during_forward = list(seen)
         loss.backward()
