@@ -507,7 +507,7 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     while True:
         # not isinstance(), which would ask the module for its class
         name = "module" if issubclass(type(module), parallel) else "_orig_mod"
-        inner = next((child for part, child in parts(module, "_modules") if part == name), None)
+        inner = module_at(module, name)
         if inner is None:
             return module
         module = inner
