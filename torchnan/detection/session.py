@@ -21,7 +21,7 @@ from torchnan.config import environment
 from torchnan.config.detection_options import OLD_NAMES, DetectionOptions
 from torchnan.config.options import OptionError, suggest, unknown_option
 from torchnan.config.text import brief, counted, printable
-from torchnan.detection import hooks, new_threads, registry, report_rows
+from torchnan.detection import hooks, new_threads, registry, report_rows, resumable
 from torchnan.detection.errors import DetectorWarning, NonFiniteError, may_be_of_nonfinite
 from torchnan.detection.finding import LEVELS, Finding
 from torchnan.detection.headroom import Headroom
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _DEFAULTS = {name: option.default for name, option in DetectionOptions.options().items()} | {"model": None}
+_SUSPENDED = 0  # in place of a thread, which has another number: a body that is between two steps
 
 
 def _signature() -> inspect.Signature:
@@ -46,9 +47,10 @@ def _signature() -> inspect.Signature:
 class detect(contextlib.ContextDecorator):
     """Checks every operation, forward, backward and in the optimizer, and reports the origin of a NaN or an Inf.
 
-    A context manager and a decorator. Sessions nest: the innermost decides what a finding does, all keep it. The same
-    object may be entered again, also by other threads, which then take part in the same session. Backward passes
-    started inside are checked on whatever thread they run.
+    A context manager and a decorator. The body of a decorated generator, coroutine or asynchronous generator is checked
+    while it runs, on whatever thread, and not while it is suspended. Sessions nest: the innermost decides what a
+    finding does, all keep it. The same object may be entered again, also by other threads, which then take part in the
+    same session. Backward passes started inside are checked on whatever thread they run.
 
     With ``TORCHNAN=0`` in the environment nothing is checked; options are still validated.
 
@@ -123,7 +125,7 @@ class detect(contextlib.ContextDecorator):
         self.model = model
         self._options = options
         self._session = _C.DetectionSession(dict(options.values))
-        self._entries: Counter[int] = Counter()  # by thread
+        self._entries: Counter[int] = Counter()  # by thread, and _SUSPENDED
         registry.sessions[self._session.id] = self
 
     def __repr__(self) -> str:
@@ -178,8 +180,33 @@ class detect(contextlib.ContextDecorator):
 
     def _forget_other_threads(self) -> None:
         """Forgets that other threads have entered the session."""
-        me = threading.get_ident()
-        self._entries = Counter({me: self._entries[me]})
+        self._entries = Counter({by: self._entries[by] for by in (threading.get_ident(), _SUSPENDED)})
+
+    def __call__(self, function: Any) -> Any:
+        return resumable.checked(function, self._recreate_cm) or super().__call__(function)
+
+    @contextlib.contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Keeps the session open, with its hooks, between the steps of a generator or coroutine; then ends it."""
+        if _C.is_disabled():
+            yield
+            return
+        hooks.install()
+        self._entries[_SUSPENDED] += 1
+        try:
+            yield
+        except BaseException:
+            with self._until_its_end():
+                raise
+        with self._until_its_end():
+            pass
+
+    @contextlib.contextmanager
+    def _until_its_end(self) -> Iterator[None]:
+        with self:
+            self._entries[_SUSPENDED] -= 1
+            hooks.uninstall()
+            yield
 
     def _recreate_cm(self) -> detect:  # each call of a decorated function is a new session
         return type(self).with_options(self._options, self.model)
