@@ -70,6 +70,7 @@ def kept(
     site = stack.site_of(copy, site, is_backward_pass)
     sources = called_modules.sources_among(names), called_modules.gradient_of_optimizer(names)
     device = graph.device_of_results(model)
+    graph.release_tensors(copy)
     return functools.partial(_checked, copy, graph.tensors_of(model), sources, device, site, arguments)
 
 

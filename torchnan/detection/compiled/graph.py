@@ -54,6 +54,13 @@ def tensors_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     return {**dict(parameters(remove_duplicate=False)), **dict(buffers(remove_duplicate=False))}
 
 
+def release_tensors(module: fx.GraphModule) -> None:
+    """Removes the parameters and buffers from a copy. Its nodes refer to it, so that only the collector would free them."""
+    for part in module.modules():
+        part._parameters.update(dict.fromkeys(part._parameters))
+        part._buffers.update(dict.fromkeys(part._buffers))
+
+
 def device_of_results(module: fx.GraphModule) -> str:
     """Returns the device of a graph's results, the first one that is not the host; empty if there is none."""
     nodes = as_list(module.graph.output_node().args[0])
@@ -207,7 +214,8 @@ class Framing:
         for name, tensor in (tensors or {}).items():
             path, _, leaf = name.rpartition(".")
             owner = made.get_submodule(path)
-            owner._parameters.pop(leaf, None)
+            for held in (owner._parameters, owner.__dict__):  # in the latter without a tensor: see release_tensors()
+                held.pop(leaf, None)
             owner._buffers[leaf] = tensor  # without the hooks of the program on registrations
         return made
 
@@ -215,11 +223,8 @@ class Framing:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        # The copies stay until the garbage is collected: a graph and its nodes refer to each other.
         for made in self._made:
-            for part in made.modules():
-                part._parameters.clear()
-                part._buffers.clear()
+            release_tensors(made)
         for call in self._calls:
             call.release()
 
