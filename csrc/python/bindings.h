@@ -45,6 +45,11 @@ void bind_gradients(pybind11::module_& m);
 // optimizers in Python that are proved finite as a whole.
 void bind_proved_steps(pybind11::module_& m);
 
+// Adds host_numbers(tensors) and host_sample(tensor, step) to the module: the values of tensors of one element, and the
+// bytes of every `step`-th element, counted row by row. Each is None for a tensor whose elements do not lie in the
+// memory of the host as they are. No operator runs.
+void bind_host_memory(pybind11::module_& m);
+
 // Adds the class RandomMemory to the module. It notices which random generators have moved, by their memory: that is
 // much less than to read their states.
 void bind_random_memory(pybind11::module_& m);

@@ -222,6 +222,7 @@ void bind_session(py::module_& m) {
   bind_apart(m);
   bind_compiled_regions(m);
   bind_method_hooks(m);
+  bind_host_memory(m);
   bind_random_memory(m);
   bind_signal_actions(m);
   bind_twin_guards(m);

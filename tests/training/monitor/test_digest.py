@@ -57,3 +57,15 @@ def test_a_digest_reads_memory_that_is_shared_without_a_copy():
     lazy = torch._lazy_clone(whole)
     digest_of(lazy)
     assert torch._C._is_cow_tensor(lazy)
+
+
+def test_a_sample_is_the_same_in_every_layout():
+    """Fails when elements are counted in the order of memory, or when bits that say "negated" are left out."""
+    x = torch.arange(3 * 5 * 7 * 11, dtype=torch.float32).reshape(3, 5, 7, 11)
+    laid_out = [x, x.to(memory_format=torch.channels_last), x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)]
+    laid_out += [torch.cat([x, x], -1)[..., :11], x.expand(2, 3, 5, 7, 11)[1]]
+    assert len({digest_of(tensor) for tensor in laid_out}) == 1
+    z = torch.complex(x, -x)
+    for lazy in (z.conj(), z.conj().imag):
+        digest = BatchDigest()
+        assert digest.hexdigest(digest.add(lazy)) == digest_of(lazy.clone())

@@ -55,7 +55,7 @@ def tensors_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
 
 
 def release_tensors(module: fx.GraphModule) -> None:
-    """Removes the parameters and buffers from a copy. Its nodes refer to it, so that only the collector would free them."""
+    """Removes parameters and buffers from a copy, which its nodes refer to: only the collector would free them."""
     for part in module.modules():
         part._parameters.update(dict.fromkeys(part._parameters))
         part._buffers.update(dict.fromkeys(part._buffers))

@@ -135,13 +135,11 @@ def _rise(loss: Series, block: int, window: int) -> Rise | None:
 
 def _hinge(level: FloatArray) -> int:
     """Returns where a level that is flat at first begins to rise: the corner of the best line with one corner."""
-    x = np.arange(len(level), dtype=float)
-    errors = []
-    for corner in range(max(1, len(level) - 3)):
-        slope = np.maximum(x - corner, 0)
-        fitted = np.polynomial.polynomial.polyfit(slope, level, 1)
-        errors.append(float(((level - fitted[0] - fitted[1] * slope) ** 2).sum()))
-    return int(np.argmin(errors))
+    corners = np.arange(max(1, len(level) - 3))
+    slopes = np.maximum(np.arange(len(level), dtype=float) - corners[:, None], 0)
+    slopes -= slopes.mean(axis=1, keepdims=True)
+    explained = (slopes @ (level - level.mean())) ** 2 / (slopes * slopes).sum(axis=1)  # of the sum of squares
+    return int(np.argmax(explained))
 
 
 @dataclasses.dataclass(frozen=True)

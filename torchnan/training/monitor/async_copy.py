@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from torchnan._load import _C
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
 
@@ -14,22 +15,22 @@ class AsyncCopy:
     """Copies tensors to pinned CPU memory, in the order of the stream that computes them, without waiting.
 
     Args:
-        tensors: small tensors on devices, by name.
+        tensors: small tensors, by name. The program may modify them afterwards.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with detection_paused(), torch.no_grad():
             local = {name: shards.local(tensor.detach()) for name, tensor in tensors.items()}
-            self._copies = {name: tensor.to("cpu", non_blocking=True) for name, tensor in local.items()}
+            self._copies = {name: part.to("cpu", non_blocking=True, copy=True) for name, part in local.items()}
         devices = {tensor.device for tensor in local.values() if not tensor.is_cpu}  # the CPU has no events
         self._events = [torch.Event(device) for device in devices]
         for event in self._events:
             event.record()
 
     @staticmethod
-    def is_needed(tensor: torch.Tensor) -> bool:
-        """Returns whether a tensor is on a device, which may still be computing it."""
-        return not shards.local(tensor).is_cpu
+    def numbers_on_host(tensors: list[torch.Tensor]) -> list[float | None]:
+        """Returns the values of tensors of one element; ``None`` for one that must be copied."""
+        return _C.host_numbers(tensors)
 
     @property
     def is_ready(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchnan._load import _C
 from torchnan.detection import shards
 from torchnan.detection.nested import items_of
 from torchnan.detection.pause import detection_paused
@@ -41,10 +42,10 @@ class BatchDigest:
             batch: nested mappings, sequences and dataclasses. It may be modified afterwards.
 
         Returns:
-            samples of tensors on other devices, to be copied to the CPU and passed to :meth:`hexdigest`.
+            samples of tensors on devices, to be copied to the CPU and passed to :meth:`hexdigest`.
         """
         self._samples = {}
-        with detection_paused(), torch.no_grad():
+        with detection_paused():
             for i, (path, leaf) in enumerate(_leaves(batch, "", 0)):
                 if i < MAX_LEAVES:
                     self._add(path, leaf)
@@ -86,14 +87,12 @@ class BatchDigest:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.numel() == 0:
             self._parts.append(header)
             return
-        flat = tensor.reshape(-1)[::stride]
-        if tensor.is_cpu:
-            self._add_content(header, _bytes_of(flat))
-            return
-        self._sampled += 1
-        name = str(self._sampled)
-        self._samples[name] = flat
-        self._add_content(header, name)
+        sample: bytes | str | None = _C.host_sample(tensor, stride)
+        if sample is None:
+            self._sampled += 1
+            sample = str(self._sampled)
+            self._samples[sample] = tensor.detach().reshape(-1)[::stride]
+        self._add_content(header, sample)
 
 
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:

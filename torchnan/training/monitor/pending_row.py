@@ -38,22 +38,18 @@ class PendingRow:
                 whether the step was skipped.
             several: ``loss`` of each micro-batch; ``lr``, ``weight_norm``, ``update_ratio`` of each parameter group.
         """
-        here: dict[str, torch.Tensor] = {}
-        on_devices: dict[str, torch.Tensor] = {}
         given = list(single.items())
         for name, values in several.items():
             if values:
                 self._lists[name] = len(values)
                 given += [(f"{name}/{i}", value) for i, value in enumerate(values)]
-        for name, value in given:
-            if isinstance(value, torch.Tensor):
-                (on_devices if AsyncCopy.is_needed(value) else here)[name] = value
-            elif value is not None:
-                self._values[name] = value
-        if here:  # read at once: the program may modify them
-            self._values.update(to_floats(here))
-        if on_devices:
-            self._copies.append(AsyncCopy(on_devices))
+        tensors = [(name, value) for name, value in given if isinstance(value, torch.Tensor)]
+        numbers = AsyncCopy.numbers_on_host([tensor for _, tensor in tensors])  # at once: the program may modify them
+        here = {name: number for (name, _), number in zip(tensors, numbers, strict=True) if number is not None}
+        elsewhere = {name: tensor for name, tensor in tensors if name not in here}
+        self._values.update({name: value for name, value in given if isinstance(value, float)}, **here)
+        if elsewhere:
+            self._copies.append(AsyncCopy(elsewhere))
 
     def add_batch(self, batch: Any) -> None:
         """Adds the batch of the step, or one of its micro-batches."""
