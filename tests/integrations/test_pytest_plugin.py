@@ -65,21 +65,90 @@ def test_a_path_after_the_option_is_refused_with_the_way_to_write_it(pytester):
     )
 
 
-def test_a_marker_switches_one_test_on(pytester):
-    pytester.makepyfile(
-        "import pytest, torch\n"
-        "@pytest.mark.torchnan\ndef test_on():\n    torch.zeros(1).log().item()\n"
-        "def test_off():\n    torch.zeros(1).log().item()\n"
-    )
-    pytester.runpytest_inprocess("-p", "torchnan_pytest").assert_outcomes(passed=1, failed=1)
+MARKED = """
+import pytest, torch
+
+@pytest.mark.torchnan(when="origin")
+def test_marked():
+    assert torch.zeros(1).log().isinf().all()
+
+@pytest.mark.torchnan(when="origin")
+def test_with_the_fixture(torchnan_session):
+    assert torch.zeros(1).log().isinf().all()
+    assert torchnan_session.first.op == "aten::log"
+"""
 
 
-def test_invalid_arguments_of_a_marker_are_rejected(pytester):
-    pytester.makepyfile("import pytest\n@pytest.mark.torchnan('warn')\ndef test_it(): pass\n")
-    result = pytester.runpytest_inprocess("-p", "torchnan_pytest")
+def test_a_marker_gives_options_and_switches_nothing_on(pytester):
+    pytester.makepyfile(MARKED)
+    pytester.runpytest_inprocess("-p", "torchnan_pytest").assert_outcomes(passed=2)
+    pytester.runpytest_inprocess("-p", "torchnan_pytest", "--torchnan").assert_outcomes(passed=1, failed=1)
+
+
+@pytest.mark.parametrize(
+    ("marker", "line"),
+    [
+        (
+            "'warn'",
+            "@pytest.mark.torchnan: the marker torchnan takes the options of torchnan.detect() as keywords, or *",
+        ),
+        ("wehn='origin'", "@pytest.mark.torchnan: there is no option 'wehn'. Did you mean 'when'? *"),
+        ("when='never'", "@pytest.mark.torchnan: when='never' cannot be used*"),
+    ],
+)
+@pytest.mark.parametrize("fixture", ["", "torchnan_session"])
+def test_invalid_arguments_of_a_marker_are_refused_in_one_line(pytester, marker, line, fixture):
+    pytester.makepyfile(f"import pytest\n@pytest.mark.torchnan({marker})\ndef test_it({fixture}): pass\n")
+    result = pytester.runpytest_inprocess("-p", "torchnan_pytest", "--torchnan")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*_ ERROR at setup of test_it _*", line, "=*"], consecutive=True)
+
+
+FIXTURES = """
+import pytest, torch
+
+@pytest.fixture
+def batch():
+    return torch.zeros(2) / torch.zeros(2)
+
+@pytest.fixture
+def number(batch):
+    return batch.sum().item()
+
+def test_reads(batch):
+    batch.sum().item()
+
+def test_only_looks(batch):
+    assert batch.isnan().all()
+
+def test_is_given_a_number(number):
+    pass
+
+kept = []
+def test_keeps():
+    kept.append(torch.zeros(2) / torch.zeros(2))
+"""
+
+
+def test_fixtures_are_checked_like_the_test(pytester):
+    pytester.makepyfile(FIXTURES)
+    result = pytester.runpytest_inprocess("-p", "torchnan_pytest", "--torchnan")
+    result.assert_outcomes(passed=1, failed=2, errors=1)
     result.stdout.fnmatch_lines(
-        ["*marker torchnan takes the options of torchnan.detect() as keywords, or False alone*"]
+        [
+            "*_ ERROR at setup of test_is_given_a_number _*",
+            "E*made by   aten::div, output 0*:5",
+            "*_ test_reads _*",
+            "E*made by   aten::div, output 0*:5",
+        ]
     )
+
+
+def test_a_finding_at_the_end_of_a_test_shows_no_frames_of_pytest(pytester):
+    pytester.makepyfile(FIXTURES)
+    result = pytester.runpytest_inprocess("-p", "torchnan_pytest", "--torchnan", "-k", "test_keeps")
+    result.stdout.fnmatch_lines(["*_ test_keeps _*", "torchnan: NaN at step 1 (cpu)"], consecutive=True)
+    result.stdout.no_fnmatch_line("*_callers.py*")
 
 
 TRAINING = """
