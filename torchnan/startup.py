@@ -51,7 +51,7 @@ def switch_on() -> None:
     if not hasattr(_load, "_C"):  # `import torchnan` has imported torch, which has called this function
         is_pending = True
         return
-    from torchnan.detection import session
+    from torchnan.detection import errors, session
     from torchnan.distributed import job as jobs
 
     try:
@@ -62,6 +62,7 @@ def switch_on() -> None:
 
             anomaly.replace_anomaly_mode()
         if options is not None:
+            errors.leave_out_source_lines()
             jobs.current()  # now, because later each rank may be in a different folder
             is_without_log = options.values["action"] == "log" and options.values["log"] is None
             path = _default_log() if is_without_log else None

@@ -82,6 +82,22 @@ def test_doctor_prints_the_installation():
     assert "switches     off" in ended.stdout
 
 
+def test_doctor_prints_the_same_as_json():
+    lines = [line for line in run_forked_command("doctor").stdout.splitlines() if line[:1].strip()]
+    ended = run_forked_command("doctor", "--json")
+    told = json.loads(ended.stdout)
+    assert (ended.returncode, told.pop("ok")) == (0, True)
+    assert [f"{name:<12} {value}" for name, value in told.items()] == lines
+
+
+def test_the_health_check_says_what_was_checked():
+    printed = run_forked_command("doctor", "--health").stdout
+    told = json.loads(run_forked_command("doctor", "--health", "--json").stdout)
+    assert (told["ok"], told["ranks"], told["troubles"]) == (True, 1, [])
+    assert [check.partition(" (")[0] for check in told["checked"]] == ["products of integer matrices on cpu"]
+    assert printed == f"torchnan: this process: healthy\n  checked: {told['checked'][0]}\n"
+
+
 def test_doctor_prints_the_options_that_are_set():
     ended = run_forked_command("doctor", TORCHNAN="warn", TORCHNAN_SKIP_OPS="aten::log")
     assert ended.returncode == 0
@@ -121,6 +137,12 @@ def test_the_bad_steps_of_a_step_guard_are_shown(tmp_path, capsys):
     assert "action    skip: the remedy for data" in shown
     assert "torchnan: rollback (snapshot 90)" in shown
     assert shown.endswith(f"{log}: 2 events, 1 line ignored\n")
+    assert cli.main(["show", str(log), str(log)]) == 0  # each in turn
+    assert capsys.readouterr().out == shown * 2
+    findings = tmp_path / "findings.jsonl"
+    findings.write_text("")
+    assert cli.main(["show", str(findings), str(log)]) == 2
+    assert f"use `torchnan show {log}`, without the other logs" in capsys.readouterr().err
     for options, refused in ((["--format=sarif"], "--format=sarif"), (["--fail-on", "error"], "--fail-on error")):
         assert cli.main(["show", *options, str(log)]) == 2
         out, err = capsys.readouterr()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import sys
 
@@ -20,7 +22,9 @@ from tests.support.finding_logs import LINE, finding_of, masked_row, received, w
 from tests.support.processes import run, run_python
 from torchnan import cli, startup
 from torchnan.config.options import OptionError
+from torchnan.distributed.incidents import Story
 from torchnan.pages import findings_page
+from torchnan.pages.timeline import timelines
 
 
 @pytest.fixture
@@ -66,6 +70,17 @@ def test_a_browser_shows_causes_graph_modules_and_time_line(logs, capsys):
         "2: Inf at step 40 on rank 0",
     ]
     assert "Content Security Policy" not in ended.stderr  # nothing of the page itself is refused
+
+
+def test_causes_of_one_step_are_apart_on_the_time_line():
+    story = Story()
+    for i in range(9):
+        story.add(finding_of(masked_row(op=f"aten::op{i}", step=3 + i // 3)))
+    for timeline in timelines(story.incidents()):
+        marks = [(mark.x, mark.y) for mark in timeline.marks]
+        assert len(marks) == 9
+        assert min(math.dist(*pair) for pair in itertools.combinations(marks, 2)) >= 18  # each is a circle of radius 9
+        assert max(y for _, y in marks) < timeline.height - 22  # above the names of the steps
 
 
 def test_the_style_is_used_and_the_page_is_not_blank(logs):

@@ -67,6 +67,10 @@ def test_a_rule_that_raises_is_counted_and_the_result_is_read(scale):
     [
         ("scale", "'scale' is not the name of an operator"),
         ("torchnan_scale::scale.Tensor", "is not the name of an operator"),
+        (
+            "torchnan_scale::scal",
+            r"no operator is called 'torchnan_scale::scal': define it .* Did you mean 'torchnan_sc",
+        ),
         ("torchnan_scale::scale", "'torchnan_scale::scale' has a bound rule already"),
         ("aten::mul_", "'aten::mul_' has a bound rule already"),
     ],

@@ -130,7 +130,7 @@ INPUT = {
 }  # fmt: skip
 STEP = {
     "schema", "step", "what", "seen", "rank", "micro_batch", "host", "device", "cause", "verdict", "same_bits", "bits",
-    "finding", "origin", "losses", "norm", "model_note", "action", "reason", "capture", "snapshot", "lr_factor",
+    "finding", "origin", "losses", "norm", "model_note", "action", "reason", "capture", "snapshot", "lr_factor", "lr",
     "consecutive", "notes", "remedies", "finite_in_eager", "finite_in_float32", "good_step", "good_loss",
 }  # fmt: skip
 LINES = {

@@ -2,6 +2,7 @@
 
 torchnan doctor
 TORCHNAN=raise torchnan doctor
+torchnan doctor --json
 torchnan doctor --health
 torchrun --nproc-per-node 8 -m torchnan doctor --health
 """
@@ -9,6 +10,8 @@ torchrun --nproc-per-node 8 -m torchnan doctor --health
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import platform
 
@@ -30,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--health", action="store_true", help="check this machine's device, and under torchrun all ranks, instead"
     )
+    parser.add_argument("--json", action="store_true", help='as one line of JSON, with whether all is well as "ok"')
 
 
 def build() -> str:
@@ -59,7 +63,7 @@ def _compile() -> str:
     return "regions that Inductor compiled are followed"
 
 
-def _print_health() -> int:
+def _print_health(*, as_json: bool) -> int:
     """Checks the device of this process, and under torchrun those of all ranks; the first rank prints the result."""
     is_job = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     if is_job:
@@ -68,7 +72,7 @@ def _print_health() -> int:
         torch.distributed.init_process_group()
     report = health.check()
     if report.rank == 0:
-        print(report)
+        print(json.dumps({"ok": report.ok, **dataclasses.asdict(report)}) if as_json else report)
     if is_job and report.ok:
         torch.distributed.destroy_process_group()
     return 0 if report.ok else 1
@@ -78,7 +82,7 @@ def execute(given: argparse.Namespace) -> int:
     """Prints the table, or the health of the ranks. Returns 1 if detection cannot be switched on here, or a rank is not
     healthy."""
     if given.health:
-        return _print_health()
+        return _print_health(as_json=given.json)
     healthy = True
     rows = [
         ("torchnan", build()),
@@ -105,6 +109,8 @@ def execute(given: argparse.Namespace) -> int:
     except OptionError as error:
         rows.append(("switches", f"REFUSED: {error}"))
         healthy = False
-    for name, value in rows:
+    if given.json:
+        print(json.dumps({"ok": healthy, **dict(rows)}))
+    for name, value in () if given.json else rows:
         print(f"{name:<12} {printable(value, 2000)}")
     return 0 if healthy else 1

@@ -81,7 +81,8 @@ def at(paths: Sequence[str], page: str = "") -> FindingLogs:
             if (kind := findings.kind_of(one)) in _COMMANDS:
                 to_page = ("--html", page) if page and kind == "run" else ()
                 command = command_line(_COMMANDS[kind], one, *to_page)
-                raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command}`.")
+                apart = ", without the other logs" if len(paths) > 1 else ""
+                raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command}`{apart}.")
             logs[one] = findings.LogStream(one)
     return FindingLogs(logs)
 

@@ -5,6 +5,7 @@ a log are counted.
 
 torchnan show findings.jsonl
 torchnan show rank-0.jsonl
+torchnan show guard-0.jsonl guard-1.jsonl
 torchnan show findings.jsonl --json | head -1
 torchnan show findings.jsonl --format=github
 torchnan show findings.jsonl --format=sarif > findings.sarif
@@ -59,10 +60,12 @@ def execute(given: argparse.Namespace) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may use any alphabet
-    first = given.logs[0]
-    if len(given.logs) == 1 and not os.path.isdir(first) and findings.kind_of(first) == "recovery":
-        _refuse_options(first, given)
-        return _show_bad_steps(first, as_json=given.json)
+    bad_steps = [log for log in given.logs if not os.path.isdir(log) and findings.kind_of(log) == "recovery"]
+    if bad_steps == given.logs:
+        _refuse_options(bad_steps[0], given)
+        for log in bad_steps:
+            _show_bad_steps(log, as_json=given.json)
+        return 0
     logs = finding_logs.at(given.logs)
     story = _show_annotations(logs, given.format) if given.format else _show_findings(logs, as_json=given.json)
     failing = () if given.fail_on == NEVER else LEVELS[: LEVELS.index(given.fail_on) + 1]
@@ -78,7 +81,7 @@ def _refuse_options(log: str, given: argparse.Namespace) -> None:
         )
 
 
-def _show_bad_steps(log: str, *, as_json: bool) -> int:
+def _show_bad_steps(log: str, *, as_json: bool) -> None:
     """Prints the events of a StepGuard in order: the fault, its origin, and the action taken."""
     from torchnan.training.guard.event import text_of_log_line
 
@@ -93,7 +96,6 @@ def _show_bad_steps(log: str, *, as_json: bool) -> int:
             print(line.decode().rstrip("\n") if as_json else text)
     ignored = f", {counted(unreadable, 'line')} ignored" if unreadable else ""
     print(f"{printable(log)}: {counted(shown, 'event')}{ignored}", file=sys.stderr if as_json else sys.stdout)
-    return 0
 
 
 def _show_findings(logs: finding_logs.FindingLogs, *, as_json: bool) -> list[Incident]:

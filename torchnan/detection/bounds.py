@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import torch
+
 from torchnan._load import _C
-from torchnan.config.text import brief
+from torchnan.config.options import suggest
+from torchnan.config.text import brief, printable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +45,16 @@ def register_bound(op: str, rule: Rule) -> None:
             on any thread. If a rule raises, ``stats()["internal_errors"]`` counts it, and the result is scanned.
 
     Raises:
-        ValueError: a name without namespace, or of an operator that already has a rule.
+        ValueError: a name without namespace, of an operator that does not exist yet, or of one that already has a rule.
 
     Example:
         >>> torchnan.register_bound("mylib::scale", lambda x, factor: x.most * abs(factor))
     """
     if not callable(rule):
         raise TypeError(f"rule={brief(rule)} cannot be used: it takes a callable.")
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    if isinstance(op, str) and "::" in op and op.partition(".")[0] not in names:
+        raise ValueError(
+            f"no operator is called '{printable(op, 100)}': define it before its bound rule.{suggest(op, names)}"
+        )
     _C.register_bound(op, rule, Bound)

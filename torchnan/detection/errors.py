@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
+from collections.abc import Callable
 
 import torch
 
 from torchnan.config.text import printable
 from torchnan.detection import signal_handlers
 from torchnan.detection.finding import Finding
+from torchnan.detection.replacement import replace
 
 _NONFINITE = re.compile(
     r"(?<![^\W_])(nans?|infs?|infinit\w*|non-?finite|isnan|isinf|isfinite|finite)(?![^\W_])", re.IGNORECASE
@@ -63,6 +66,20 @@ def warn(finding: Finding, text: str) -> None:
     """Warns at the user's source line."""
     file, line = (finding.file, finding.line) if finding.stack else ("<unknown>", 0)
     warnings.warn_explicit(text, NonFiniteWarning, printable(file or "<unknown>", 4096), line or 0)
+
+
+def leave_out_source_lines() -> None:
+    """Has Python print a report that is a warning without the source line after it, which looks like a part of it."""
+    replace(warnings, "formatwarning", _without_source_lines)
+
+
+def _without_source_lines(format_warning: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(format_warning)
+    def formatted(message: Warning, category: type[Warning], file: str, line: int, source: str | None = None) -> str:
+        is_report = issubclass(category, NonFiniteWarning)
+        return format_warning(message, category, file, line, "" if is_report else source)
+
+    return formatted
 
 
 def warn_of_detector(text: str) -> None:

@@ -14,7 +14,9 @@ from torchnan.pages import svg_chart
 
 WIDTHS = {"wide": 760, "narrow": 380}  # width in pixels by screen
 LEFT, RIGHT, TOP, LANE, BOTTOM = 74, 20, 6, 28, 24
+MARK = 20  # pixels from one mark to the next
 MAX_LANES = 24
+MAX_ROWS = 8  # of marks in a lane, which would hide each other in one
 MAX_MARKS = 200
 
 _Event = tuple[int, Finding, str, Sighting]  # number and first finding of an incident, kind of the mark, rank and step
@@ -71,18 +73,37 @@ def timelines(story: Sequence[Incident]) -> list[Timeline]:
 def _placed(events: list[_Event], steps: list[int], screen: str) -> Timeline:
     width = WIDTHS[screen]
     ranks = sorted({_lane(one) for *_, one in events})
-    shown = report_rows.shown_of(len(ranks), MAX_LANES)
-    lanes = {rank: TOP + LANE * (i + 0.5) for i, rank in enumerate(ranks[:shown])}
+    shown = ranks[: report_rows.shown_of(len(ranks), MAX_LANES)]
     axis = svg_chart.Axis(min(1, *steps), max(2, *steps), LEFT, width - RIGHT)
+    marked = [(_x(axis, one.step), event) for event in events if (one := event[-1]).step is not None]
+    marked = [(x, event) for x, event in marked if _lane(event[-1]) in shown][:MAX_MARKS]
+    rows = _rows([(x, _lane(event[-1])) for x, event in marked])
+    last_rows = dict.fromkeys(shown, 0)
+    for row, (_, event) in zip(rows, marked, strict=True):
+        last_rows[_lane(event[-1])] = max(row, last_rows[_lane(event[-1])])
+    tops, height = {}, float(TOP)
+    for rank, last in last_rows.items():
+        tops[rank] = height
+        height += LANE * (1 + last)
     marks = [
-        Mark(_x(axis, one.step), lanes[_lane(one)], number, kind, _describe(number, first, kind, one))
-        for number, first, kind, one in events
-        if one.step is not None and _lane(one) in lanes
+        Mark(x, tops[_lane(one)] + LANE * (row + 0.5), number, kind, _describe(number, first, kind, one))
+        for row, (x, (number, first, kind, one)) in zip(rows, marked, strict=True)
     ]
-    names = [("run" if rank < 0 else f"rank {rank}", y) for rank, y in lanes.items()]
+    names = [("run" if rank < 0 else f"rank {rank}", top + LANE * 0.5) for rank, top in tops.items()]
     ticks = [(x, name) for x, name in axis.ticks() if "." not in name]
-    height = TOP + LANE * len(lanes) + BOTTOM
-    return Timeline(names, marks[:MAX_MARKS][::-1], ticks, height, len(ranks) - len(lanes), screen, width)
+    return Timeline(names, marks[::-1], ticks, height + BOTTOM, len(ranks) - len(shown), screen, width)
+
+
+def _rows(marks: list[tuple[float, int]]) -> list[int]:
+    """Returns for each mark, of a position and a lane, the first row of the lane in which it hides no other."""
+    rows = [0] * len(marks)
+    ends: dict[int, list[float]] = {}
+    for i, (x, lane) in sorted(enumerate(marks), key=lambda one: one[1][0]):
+        last = ends.setdefault(lane, [])
+        free = next((row for row, end in enumerate(last) if x - end >= MARK), min(len(last), MAX_ROWS - 1))
+        last[free : free + 1] = [x]
+        rows[i] = free
+    return rows
 
 
 def _sightings(incident: Incident) -> list[tuple[str, Sighting]]:

@@ -49,6 +49,16 @@ def test_bad_weights_are_rolled_back(where, tmp_path):
     assert stat.S_IMODE((tmp_path / "log.jsonl").stat().st_mode) == 0o600
 
 
+def test_the_report_of_a_rollback_says_where_the_run_goes_on_and_how():
+    training = Training(snapshot_every=1, lr_factor=0.25)
+    training.guard.step(batch_of(0))
+    (rate,) = {group["lr"] for group in training.optimizer.param_groups}
+    flip_a_weight(training)
+    event = training.guard.step(batch_of(1)).event
+    assert event.lr == (rate / 4,) * len(training.optimizer.param_groups)
+    assert f"\n  back to   step 1, learning rate {rate / 4:.4g} (times 0.25)" in str(event)
+
+
 def test_random_numbers_go_back_too():
     training, plain = Training(snapshot_every=1, lr_factor=1.0), Training()
     training.guard.step(batch_of(0))

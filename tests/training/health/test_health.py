@@ -166,7 +166,8 @@ def test_an_invalid_timeout_is_rejected():
 
 def test_doctor_prints_it():
     ended = run_forked_command("doctor", "--health")
-    assert (ended.returncode, ended.stdout) == (0, "torchnan: this process: healthy\n")
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("torchnan: this process: healthy\n  checked: products of integer matrices on cpu (")
 
 
 @pytest.mark.parametrize("old", [False, True])

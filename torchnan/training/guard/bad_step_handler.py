@@ -117,7 +117,7 @@ class BadStepHandler:
                 event.action, event.reason = "raise", str(stopped)
                 self._reporter.report(event)
                 raise TrainingStopped(str(event), stopped.reason, event) from stopped
-            event.lr_factor = self._update.lr_cut.cut()
+            event.lr_factor, event.lr = self._update.lr_cut.cut(), self._update.lr_cut.rates
             self._analyzer.good_step, self._analyzer.good_losses = event.snapshot, ()
         self._reporter.report(event)
         if decision.action == "raise":

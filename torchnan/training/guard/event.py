@@ -62,6 +62,7 @@ class StepEvent:
         capture: folder of the capture, ``None`` if none was written.
         snapshot: step of the snapshot that was restored.
         lr_factor: factor that multiplies the learning rate from now on.
+        lr: the learning rates of the next step, one for each group of parameters, if the action has changed them.
         consecutive: number of bad steps in a row, including this one.
         notes: further remarks.
     """
@@ -92,6 +93,7 @@ class StepEvent:
     capture: str | None = None
     snapshot: int | None = None
     lr_factor: float = 1.0
+    lr: tuple[float, ...] = ()
     consecutive: int = 1
     notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -114,6 +116,7 @@ class StepEvent:
             ("float32", "" if self.finite_in_float32 is None else _FINITE_IN_FLOAT32[self.finite_in_float32]),
             ("model", self.model_note),
             ("action", f"{self.action}: {self.reason}" if self.reason else ""),
+            ("back to", "" if self.snapshot is None else f"step {self.snapshot}{self._rates_text()}"),
             ("capture", self.capture or ""),
             *(("note", note) for note in self.notes),
         ]
@@ -125,6 +128,10 @@ class StepEvent:
         lines += [f"  {name:<9} {printable(text, 1000)}" for name, text in rows if text]
         lines += [f"  {printable(line, 1000)}" for line in self.remedies.splitlines()]
         return "\n".join(lines)
+
+    def _rates_text(self) -> str:
+        rates = ", ".join(f"{rate:.4g}" for rate in dict.fromkeys(self.lr))
+        return f", learning rate {rates} (times {self.lr_factor:.4g})" if rates else ""
 
     def _replay_text(self) -> str:
         if self.verdict is None:

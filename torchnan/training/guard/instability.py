@@ -89,7 +89,7 @@ class InstabilityResponse:
         event.cause, event.action = "instability", action
         event.reason = "the policy's answer to this instability"
         if action == "cut_lr":
-            event.lr_factor = self._update.lr_cut.cut()
+            event.lr_factor, event.lr = self._update.lr_cut.cut(), self._update.lr_cut.rates
             event.notes.append(f"learning rates are multiplied with {event.lr_factor:.4g}")
         else:
             lowered = self._update.clip.lower(norm)

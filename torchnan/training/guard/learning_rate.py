@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from torchnan.detection.pause import detection_paused
+
 _cuts: weakref.WeakKeyDictionary[torch.optim.Optimizer, LearningRateCut] = weakref.WeakKeyDictionary()
 
 
@@ -45,6 +47,14 @@ class LearningRateCut:
         self._uncut = []  # a rollback inside step(closure) has restored its own rates
         self._hook()
         return self._from
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of the next step, by group of parameters."""
+        optimizer = self._optimizer()
+        groups = optimizer.param_groups if optimizer is not None else []
+        with detection_paused():  # a rate may be a tensor
+            return tuple(float(group["lr"]) * self.factor for group in groups)
 
     def record_good_step(self) -> bool:
         """Counts a good step. Returns whether it has ended the ramp."""

@@ -47,7 +47,7 @@ def check(group: dist.ProcessGroup | None = None, *, timeout: float = 30.0) -> H
     with detection_paused(), torch.no_grad(), torch.autocast(device.type, enabled=False):
         mine = _own_answer(device)
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
-            return HealthReport(0, 1, tuple(_troubles_of(0, mine)), tuple(mine["notes"]))
+            return HealthReport(0, 1, tuple(_troubles_of(0, mine)), tuple(mine["notes"]), tuple(mine["checked"]))
         return _check_group(group, timeout, mine)
 
 
@@ -60,6 +60,7 @@ def _device() -> torch.device:
 
 def _own_answer(device: torch.device) -> dict[str, Any]:
     errors, notes = device_facts(device) if device.type == "cuda" else ([], [])
+    unasked = any(note.startswith("NVML") for note in notes)
     is_cpu = device.type == "cpu"
     like = (
         torch.backends.cpu.get_cpu_capability() if is_cpu else torch.get_device_module(device).get_device_name(device)
@@ -71,6 +72,10 @@ def _own_answer(device: torch.device) -> dict[str, Any]:
         "digest": digest_of_product(device),
         "errors": [f"{device}: {error}" for error in errors],
         "notes": notes,
+        "checked": [
+            f"products of integer matrices on {device} ({like})",
+            *(["memory errors and clocks, by NVML"] if device.type == "cuda" and not unasked else []),
+        ],
     }
 
 
@@ -83,13 +88,18 @@ def _check_group(group: dist.ProcessGroup | None, timeout: float, mine: dict[str
     if dist.get_backend(group) == "fake":
         alone = tuple(_troubles_of(dist.get_rank(group), mine))
         return HealthReport(
-            dist.get_rank(group), 1, alone, ("the process group is a fake one: no other rank was asked",)
+            dist.get_rank(group),
+            1,
+            alone,
+            ("the process group is a fake one: no other rank was asked",),
+            tuple(mine["checked"]),
         )
     ranks = Group(group, timeout)
     try:
         answers = ranks.exchange("devices", mine)
     except TimeoutError as error:
-        return HealthReport(ranks.rank, ranks.ranks, (Trouble(None, "missing", str(error)),), tuple(mine["notes"]))
+        missing = (Trouble(None, "missing", str(error)),)
+        return HealthReport(ranks.rank, ranks.ranks, missing, tuple(mine["notes"]), tuple(mine["checked"]))
     troubles = [
         Trouble(rank, "missing", f"it did not answer in {timeout:g} s: it has died, hangs, or is not in this check")
         for rank in range(ranks.ranks)
@@ -99,10 +109,13 @@ def _check_group(group: dist.ProcessGroup | None, timeout: float, mine: dict[str
     for rank, answer in sorted(answers.items()):
         troubles += _troubles_of(rank, answer)
     troubles += _different(answers)
+    checked = [f"rank {rank}: {check}" for rank, answer in sorted(answers.items()) for check in answer["checked"]]
+    checked.append("the bits of these products on devices of the same kind")
     if is_complete:
         troubles += _check_sum(ranks)
+        checked.append(f"an all-reduce of known values over {ranks.ranks} ranks")
     notes = [f"rank {rank}: {note}" for rank, answer in sorted(answers.items()) for note in answer["notes"]]
-    return HealthReport(ranks.rank, ranks.ranks, tuple(troubles), tuple(notes))
+    return HealthReport(ranks.rank, ranks.ranks, tuple(troubles), tuple(notes), tuple(checked))
 
 
 def _different(answers: dict[int, dict[str, Any]]) -> list[Trouble]:

@@ -38,12 +38,14 @@ class HealthReport:
         ranks: number of processes in the group.
         troubles: the problems, by rank; empty if all ranks are healthy.
         notes: the checks that were left out, and why; driver messages that are not errors.
+        checked: the checks that were made.
     """
 
     rank: int
     ranks: int
     troubles: tuple[Trouble, ...]
     notes: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -54,4 +56,5 @@ class HealthReport:
         of = f"{self.ranks} ranks" if self.ranks > 1 else "this process"
         lines = [f"torchnan: {of}: {'healthy' if self.ok else 'NOT healthy'}"]
         lines += [f"  {trouble}" for trouble in self.troubles]
+        lines += [f"  checked: {printable(check, 1000)}" for check in self.checked]
         return "\n".join(lines + [f"  note: {printable(note, 1000)}" for note in self.notes])
