@@ -24,10 +24,25 @@ def check_interpreter(number: int) -> None:
         )
 
 
+def check_gil(is_enabled: bool) -> None:
+    """Rejects a free-threaded interpreter that runs without the GIL.
+
+    Raises:
+        ImportError: the GIL is off.
+    """
+    if not is_enabled:
+        raise ImportError(
+            "torchnan was imported while the GIL is off. It counts the switches of the GIL to notice that another "
+            "thread may have written to a tensor, so without them it would miss a NaN. Start Python with the GIL: "
+            "PYTHON_GIL=1 or -X gil=1."
+        )
+
+
 _api = ctypes.PyDLL(None)
 _api.PyInterpreterState_Get.restype = ctypes.c_void_p
 _api.PyInterpreterState_GetID.restype = ctypes.c_int64
 check_interpreter(_api.PyInterpreterState_GetID(ctypes.c_void_p(_api.PyInterpreterState_Get())))
+check_gil(getattr(sys, "_is_gil_enabled", lambda: True)())  # Python 3.13 added it
 
 import torch  # noqa: E402 - crashes in a subinterpreter
 

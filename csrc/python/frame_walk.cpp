@@ -1,14 +1,18 @@
 #include "python/frame_walk.h"
 
-#if PY_VERSION_HEX < 0x030a0000 || PY_VERSION_HEX >= 0x030e0000
-#error "torchnan reads Python's frames directly and knows those of Python 3.10 to 3.13"
+#if PY_VERSION_HEX < 0x030a0000 || PY_VERSION_HEX >= 0x030f0000
+#error "torchnan reads Python's frames directly and knows those of Python 3.10 to 3.14"
 #endif
 
 #if PY_VERSION_HEX < 0x030b0000
 #include <frameobject.h>
 #else
 #define Py_BUILD_CORE
+#if PY_VERSION_HEX < 0x030e0000
 #include <internal/pycore_frame.h>
+#else
+#include <internal/pycore_interpframe.h>
+#endif
 #undef Py_BUILD_CORE
 #endif
 
@@ -30,7 +34,7 @@ PyObject* free_variable(Frame* frame, const PyCodeObject* code, int index) {
   return frame->f_localsplus[code->co_nlocals + PyTuple_GET_SIZE(code->co_cellvars) + index];
 }
 
-#else  // Include/internal/pycore_frame.h
+#else  // Include/internal/pycore_frame.h; from 3.14 on pycore_interpframe.h
 
 using Frame = _PyInterpreterFrame;
 
@@ -38,23 +42,36 @@ Frame* caller(Frame* frame) { return frame->previous; }
 
 #if PY_VERSION_HEX < 0x030d0000
 Frame* innermost(PyThreadState* thread) { return thread->cframe->current_frame; }
-PyCodeObject* code_of(Frame* frame) { return frame->f_code; }
-bool is_python_code(Frame* frame) { return !_PyFrame_IsIncomplete(frame); }
 #else
 Frame* innermost(PyThreadState* thread) { return thread->current_frame; }
-PyCodeObject* code_of(Frame* frame) { return reinterpret_cast<PyCodeObject*>(frame->f_executable); }
-bool is_python_code(Frame* frame) {
-  return frame->owner != FRAME_OWNED_BY_CSTACK && PyCode_Check(frame->f_executable) && !_PyFrame_IsIncomplete(frame);
+#endif
+
+// The code, or None.
+#if PY_VERSION_HEX < 0x030d0000
+PyObject* executable(Frame* frame) { return reinterpret_cast<PyObject*>(frame->f_code); }
+#elif PY_VERSION_HEX < 0x030e0000
+PyObject* executable(Frame* frame) { return frame->f_executable; }
+#else
+PyObject* executable(Frame* frame) { return PyStackRef_AsPyObjectBorrow(frame->f_executable); }
+#endif
+
+#if PY_VERSION_HEX < 0x030e0000
+PyObject* local(Frame* frame, int index) { return frame->localsplus[index]; }
+#else
+PyObject* local(Frame* frame, int index) {
+  const _PyStackRef reference = frame->localsplus[index];
+  return PyStackRef_IsNull(reference) ? nullptr : PyStackRef_AsPyObjectBorrow(reference);
 }
 #endif
 
+bool is_python_code(Frame* frame) { return PyCode_Check(executable(frame)) && !_PyFrame_IsIncomplete(frame); }
 RawFrame describe(Frame* frame) {
-  PyCodeObject* code = code_of(frame);
-  PyObject* first = code->co_argcount > 0 ? frame->localsplus[0] : nullptr;
+  auto* code = reinterpret_cast<PyCodeObject*>(executable(frame));
+  PyObject* first = code->co_argcount > 0 ? local(frame, 0) : nullptr;
   return {code, _PyInterpreterFrame_LASTI(frame) * static_cast<int>(sizeof(_Py_CODEUNIT)), first};
 }
 PyObject* free_variable(Frame* frame, const PyCodeObject* code, int index) {
-  return frame->localsplus[code->co_nlocalsplus - code->co_nfreevars + index];
+  return local(frame, code->co_nlocalsplus - code->co_nfreevars + index);
 }
 
 #endif

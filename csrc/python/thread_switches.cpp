@@ -2,8 +2,8 @@
 
 #include "python/bindings.h"
 
-#if PY_VERSION_HEX < 0x030a0000 || PY_VERSION_HEX >= 0x030e0000 || defined(Py_GIL_DISABLED)
-#error "torchnan reads the state of the GIL directly and knows that of Python 3.10 to 3.13"
+#if PY_VERSION_HEX < 0x030a0000 || PY_VERSION_HEX >= 0x030f0000
+#error "torchnan reads the state of the GIL directly and knows that of Python 3.10 to 3.14"
 #endif
 
 // CPython's headers are C: without these lines they use <stdatomic.h>, and declare a function twice.

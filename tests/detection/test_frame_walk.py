@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging import build_wheel
 from tests.support.processes import REPOSITORY, run
 
 NATIVE = Path(__file__).resolve().parent / "native"
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 
 
 def interpreter(version: str) -> str | None:
@@ -28,7 +28,7 @@ def interpreter(version: str) -> str | None:
     return next((found for found in candidates if found and run([found, "--version"]).returncode == 0), None)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", build_wheel.PYTHONS)
 def test_the_stack_that_is_read_is_the_stack_that_python_shows(version, tmp_path):
     python = interpreter(version)
     if python is None:

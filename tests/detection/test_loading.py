@@ -56,6 +56,16 @@ def test_a_core_that_cannot_be_loaded_leaves_nothing_behind(cores):
         sys.modules["torchnan._C"] = core
 
 
+def test_a_python_without_the_gil_is_refused_with_the_way_out():
+    code = "import sys; sys._is_gil_enabled = lambda: False; import torchnan"
+    ended = run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(
+        "ImportError: torchnan was imported while the GIL is off. It counts"
+    )
+    assert ended.stderr.rstrip().endswith("Start Python with the GIL: PYTHON_GIL=1 or -X gil=1.")
+
+
 def test_the_core_that_runs_was_built_for_this_pytorch():
     assert _load._C.built_for_torch.split(".")[:2] == torch.__version__.split(".")[:2]
     assert ".".join(torch.__version__.split(".")[:2]) in _load.releases()

@@ -23,6 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WORK = REPOSITORY / "build" / "wheels"
 TORCH = REPOSITORY / "build" / "torch"  # kept from one call to the next
 DIST = REPOSITORY / "dist"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 RELEASES = ("2.11", "2.12", "2.13", "2.14", "2.15")
 LARGEST = 3_000_000  # bytes for each core
 # Libraries of PyTorch's package, which the wheel requires: a second copy beside it would be another PyTorch.

@@ -20,7 +20,7 @@ from tests.versions import results_table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WORK = REPOSITORY / "build" / "versions"
-PAIRS = [f"{python}/{torch}" for torch in build_wheel.RELEASES for python in ("3.10", "3.11", "3.12", "3.13")]
+PAIRS = [f"{python}/{torch}" for torch in build_wheel.RELEASES for python in build_wheel.PYTHONS]
 BUILD_TOOLS = ["pip", "setuptools>=77", "wheel", "cmake>=3.24", "ninja", "nlohmann-json==3.12.0"]
 TEST_TOOLS = [
     "numpy",

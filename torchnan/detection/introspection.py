@@ -33,6 +33,7 @@ from torchnan.detection import (
 )
 from torchnan.detection.containment import contained
 from torchnan.detection.graph_code import RawFrame
+from torchnan.detection.reference_counts import references_elsewhere
 from torchnan.detection.tensor_names import IN_QUERY, Memory, Owned, joined, module_at, parts
 
 Line = tuple[str, int, str]  # file, line, function
@@ -313,19 +314,20 @@ def reachable_tensors(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
 def _tensors_on(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
     found: list[tuple[torch.Tensor, bool]] = []
     tensors = _C.instances_of(torch.Tensor)
-    for tensor in tensors:
-        if _C.storage_of(tensor) not in storages:
-            continue
-        # Three references belong to the list, this variable and this call; autograd has one to a tensor it saved.
-        if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:
+    counted = list(zip(tensors, references_elsewhere(tensors), strict=True))
+    for tensor, references in counted:
+        if _C.storage_of(tensor) in storages and _is_held(tensor, references):
             found.append((tensor, False))
-    for tensor in tensors:
+    for tensor, references in counted:
         gradient = _gradient_of(tensor)
-        if gradient is None or _C.storage_of(gradient) not in storages:
-            continue
-        if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:  # else only a graph holds the leaf
+        if gradient is not None and _C.storage_of(gradient) in storages and _is_held(tensor, references):
             found.append((gradient, True))
     return found
+
+
+def _is_held(tensor: Any, references: int) -> bool:
+    """Returns whether not only autograd refers to a tensor: as one that it saved, or as the leaf of a graph."""
+    return references > int(tensor._use_count() > 1)
 
 
 def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

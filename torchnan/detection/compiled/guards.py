@@ -8,7 +8,6 @@ nowhere. A twin has the same code, and checks the same guards without the key.
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable
 from types import CodeType
@@ -20,6 +19,7 @@ from torchnan._load import _C
 from torchnan.detection.compiled import earlier_regions, torch_internals
 from torchnan.detection.containment import contained
 from torchnan.detection.pause import detection_paused
+from torchnan.detection.reference_counts import references_elsewhere
 
 _GUARDS = "_torchnan_guards"  # an attribute of the guards of a twin: a weak reference to those of its code
 
@@ -92,7 +92,7 @@ def _releasing() -> Callable[..., None]:
 def _release(compiled: weakref.ref[CodeType], _: Any) -> None:
     """Releases the graphs of code that Dynamo has discarded, with their tensors: a twin keeps the code itself."""
     code = compiled()
-    if code is not None and sys.getrefcount(code) <= 3:  # the twin, the variable and the argument: no frame runs it
+    if code is not None and references_elsewhere([code])[0] <= 2:  # the twin and the variable: no frame runs it
         earlier_regions.release(torch_internals.graph_functions(code))
 
 
