@@ -2,8 +2,6 @@
 
 #include <optional>
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include "operators/dispatch_key.h"
 #include "intercept/op_call.h"
 #include "intercept/received_values.h"
@@ -37,7 +35,7 @@ void intercept_given(ThreadState& thread, const c10::OperatorHandle& op, c10::Di
     return;
   }
   // Operations that a kernel calls internally are not intercepted.
-  const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
+  const NoNestedCalls no_nested_calls;
   if (plan->handling == OpPlan::Handling::kPass) {
     op.redispatchBoxed(below, stack);
     return;

@@ -37,7 +37,7 @@ bool is_same(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 void ReceivedValues::run(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
+  const NoNestedCalls no_nested_calls;
   const int64_t argument = group_argument(op);
   std::string group;
   if (argument >= 0) {

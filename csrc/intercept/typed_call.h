@@ -15,7 +15,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/FunctionRef.h>
 
 #include "bounds/operand.h"
@@ -85,7 +84,7 @@ struct TypedCall<Op, kLarge, Result(Arguments...)> {
   }
 
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
-    const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
+    const NoNestedCalls no_nested_calls;
     SmallCall call;
     if constexpr (kDraws) {
       if (call.thread().private_generators != nullptr) [[unlikely]] {
@@ -209,7 +208,7 @@ struct TypedView;
 template <typename Op, typename Result, typename... Arguments>
 struct TypedView<Op, Result(Arguments...)> {
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
-    const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
+    const NoNestedCalls no_nested_calls;
     record_view(ThreadState::current());
     return Op::redispatch(below_interceptor(keys), std::forward<Arguments>(arguments)...);
   }

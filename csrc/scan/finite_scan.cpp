@@ -34,18 +34,10 @@ struct Magnitude {
     return best;
   }
 
-  // Needs at least one step.
-  [[gnu::always_inline]] static Word of_steps(const Word* p, int64_t n) {
-    constexpr int64_t kStep = kStepBytes / sizeof(Word);
-    const Word best = of_few(p, n / kStep * kStep);
-    if (n % kStep == 0) return best;
-    const Word last = of_few(p + n - kStep, kStep);
-    return best < last ? last : best;
-  }
-
   // Needs at least one word for each lane. Loops over lanes, so that the compiler keeps them in registers.
+  template <int64_t kBytes>
   [[gnu::always_inline]] static Word of_lanes(const Word* p, int64_t n) {
-    constexpr int64_t kLanes = kLaneBytes / sizeof(Word);
+    constexpr int64_t kLanes = kBytes / sizeof(Word);
     Word lanes[kLanes] = {};
     for (int64_t i = 0; i + kLanes <= n; i += kLanes) {
       for (int64_t lane = 0; lane < kLanes; ++lane) raise(lanes[lane], p[i + lane]);
@@ -58,23 +50,24 @@ struct Magnitude {
 
   [[gnu::always_inline]] static Word of_block(const Word* p, int64_t n) {
     constexpr int64_t kBytes = sizeof(Word);
-    if (n >= kLaneBytes / kBytes) return of_lanes(p, n);
-    if (n >= kStepBytes / kBytes) return of_steps(p, n);
+    if (n >= kLaneBytes / kBytes) return of_lanes<kLaneBytes>(p, n);
+    if (n >= kStepBytes / kBytes) return of_lanes<kStepBytes>(p, n);
     return of_few(p, n);
   }
 };
 
-// Ends the first block at a cache line, if the data are long and do not start at one.
-[[gnu::always_inline]] inline int64_t first_block_bytes(const void* data, int64_t bytes) {
+// Ends the first block at a cache line, if the data do not start at one.
+[[gnu::always_inline]] inline int64_t first_block_bytes(const void* data) {
   const int64_t past_line = reinterpret_cast<uintptr_t>(data) % kLineBytes;
-  return past_line == 0 || bytes < kLongBytes ? kBlockBytes : kLineBytes - past_line;
+  return past_line == 0 ? kBlockBytes : kLineBytes - past_line;
 }
 
 template <typename Word, FloatEncoding kEncoding>
 [[gnu::always_inline]] inline uint64_t scan(const void* data, int64_t words, uint64_t infinity) {
   constexpr int64_t kBytes = sizeof(Word);
   const Word* p = static_cast<const Word*>(data);
-  int64_t block = first_block_bytes(data, words * kBytes) / kBytes;
+  if (words * kBytes < kLongBytes) return static_cast<uint64_t>(Magnitude<Word, kEncoding>::of_block(p, words));
+  int64_t block = first_block_bytes(data) / kBytes;
   Word best = 0;
   for (int64_t i = 0; i < words; i += block, block = kBlockBytes / kBytes) {
     const Word found = Magnitude<Word, kEncoding>::of_block(p + i, smaller(block, words - i));

@@ -13,8 +13,17 @@ namespace torchnan {
 // aligned to the word.
 uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format);
 
-// Computes the same on as many threads as PyTorch may use, if the memory is large enough.
-uint64_t max_magnitude_shared(const void* data, int64_t words, const FloatFormat& format);
+// Computes the same on as many threads as PyTorch may use.
+uint64_t max_magnitude_in_parallel(const void* data, int64_t words, const FloatFormat& format);
+
+// Bytes whose scan takes about as long as waking the other threads.
+inline constexpr int64_t kWorthSharing = int64_t{1} << 20;
+
+// Computes the same, in parallel if the memory is large enough.
+inline uint64_t max_magnitude_shared(const void* data, int64_t words, const FloatFormat& format) {
+  if (words * format.word_bytes < kWorthSharing) return max_magnitude(data, words, format);
+  return max_magnitude_in_parallel(data, words, format);
+}
 
 // Returns the largest finite magnitude, for formats without bias. Reads everything.
 uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format);

@@ -8,9 +8,6 @@
 namespace torchnan {
 namespace {
 
-// Bytes whose scan takes about as long as waking the other threads.
-constexpr int64_t kWorthSharing = int64_t{1} << 20;
-
 void raise_to(std::atomic<uint64_t>& largest, uint64_t value) {
   uint64_t seen = largest.load(std::memory_order_relaxed);
   while (seen < value && !largest.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
@@ -19,8 +16,7 @@ void raise_to(std::atomic<uint64_t>& largest, uint64_t value) {
 
 }  // namespace
 
-uint64_t max_magnitude_shared(const void* data, int64_t words, const FloatFormat& format) {
-  if (words * format.word_bytes < kWorthSharing) return max_magnitude(data, words, format);
+uint64_t max_magnitude_in_parallel(const void* data, int64_t words, const FloatFormat& format) {
   std::atomic<uint64_t> largest{0};
   at::parallel_for(0, words, kWorthSharing / 2 / format.word_bytes, [&](int64_t begin, int64_t end) {
     const char* first = static_cast<const char*>(data) + begin * format.word_bytes;

@@ -267,12 +267,8 @@ static ScanResult check_dense(const c10::TensorImpl& impl, const FloatFormat& fo
           decode_magnitude(largest, c10::typeMetaToScalarType(impl.dtype()))};
 }
 
-ScanResult check_finite(const at::Tensor& tensor) {
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  const FloatFormat* format = float_format(tensor.scalar_type());
-  if (format != nullptr && is_dense_on_host(impl) && impl.is_non_overlapping_and_dense()) {
-    return check_dense(impl, *format);
-  }
+// Checks a tensor of any kind. Not inlined: few need it, and all would pay for its frame.
+[[gnu::noinline]] static ScanResult check_any(const at::Tensor& tensor) {
   const ScanTarget target(tensor);
   if (target.skip != Skip::kNone) return {target.skip};
   const at::Tensor& values = target.select(tensor);
@@ -283,6 +279,14 @@ ScanResult check_finite(const at::Tensor& tensor) {
   });
   const int64_t bytes = values.numel() * target.format.element_bytes();
   return {Skip::kNone, finite, bytes, decode_magnitude(largest, tensor.scalar_type())};
+}
+
+ScanResult check_finite(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const FloatFormat* format = float_format(tensor.scalar_type());
+  if (format != nullptr && is_dense_on_host(impl) && impl.is_non_overlapping_and_dense()) [[likely]]
+    return check_dense(impl, *format);
+  return check_any(tensor);
 }
 
 double largest_finite(const at::Tensor& tensor) {
