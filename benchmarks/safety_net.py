@@ -4,8 +4,8 @@
 
 Three faults are put into a training of a small network, each from another step on: a matrix product whose kernel rounds
 its factors to bfloat16 under a rule for float32; a convolution whose transform overflows under a rule for its result;
-and a write into a weight through an address that was taken before. A fault is found when a finding or an internal error
-is counted.
+and a write into a weight through an address that was taken before. A fault is found when a finding, a non-finite result
+or an internal error is counted.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def steps_until_found(name: str, start: int) -> int:
         warnings.simplefilter("ignore")
         for number in range(start + MOST_STEPS):
             training.step(number)
-            if watch.findings or watch.stats()["internal_errors"]:
+            counts = watch.stats()
+            if watch.findings or counts["nonfinite"] or counts["internal_errors"]:
                 return number - start + 1
     return MOST_STEPS
 
