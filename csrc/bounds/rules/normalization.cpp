@@ -42,8 +42,13 @@ Value rounded_sum(const Value& x, double n, double roundings) {
 
 // How often each of n adjacent numbers is rounded in their sum, on average. The host has a running sum in each lane of
 // a vector, at least 4 in float and 2 in double; it adds up the lanes, 64 at most, and a rest that fills no vector.
-// Layer norm: map3_reduce_all(). Group norm: in a plane of a channel, then over the channels of a group. A warp of
-// NVIDIA's has 32 lanes.
+// Layer norm: map3_reduce_all(). Group norm: in a plane of a channel, ComputeInternalGradients(), then over the D
+// channels of a group, CalcDsDb() and a rest, where each number is rounded D times at most. A warp of NVIDIA's has 32
+// lanes.
+//
+// Group norm was derived from group_norm_kernel.cpp as of revision d684b9b18b87 of cyyever/pytorch, the newest that
+// could be read, where all sums are in at::opmath_type. Its path for channels_last adds one row after the other, HxW in
+// all, and the sums of at most as many threads: no number is rounded more than n = D HxW times.
 double roundings_in_lanes(A a, double n) { return (a.sums().unit < 0x1p-24 ? n / 4 : n / 8) + 64; }
 
 // Bound of |(x - mean) r| for the computed mean and r, with a mean that is rounded to a dtype.
