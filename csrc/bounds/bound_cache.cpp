@@ -43,7 +43,7 @@ constexpr uint64_t kVersionBits = 0xffff;
 constexpr uint64_t kLow = 0xffffff;               // below the bound
 constexpr uint64_t kStamped = uint64_t{1} << 63;  // takes the bit of the bound's sign
 
-uint64_t code_of(c10::ScalarType dtype) {
+constexpr uint64_t computed_code_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
       return 1;
@@ -63,6 +63,15 @@ uint64_t code_of(c10::ScalarType dtype) {
       return 0;
   }
 }
+
+constexpr auto kCodes = [] {
+  std::array<uint8_t, static_cast<size_t>(c10::ScalarType::NumOptions)> codes{};
+  for (size_t i = 0; i < codes.size(); ++i)
+    codes[i] = static_cast<uint8_t>(computed_code_of(static_cast<c10::ScalarType>(i)));
+  return codes;
+}();
+
+uint64_t code_of(c10::ScalarType dtype) { return kCodes[static_cast<size_t>(dtype)]; }
 
 // Clears the low bits for the state, rounding up.
 uint64_t packed(double max_abs) {
@@ -103,20 +112,20 @@ bool may_have_alias(const at::Tensor& tensor) {
 State state_of(uint64_t word) { return static_cast<State>(word & kKnownBits); }
 
 // The conditions under which a bound holds: this dtype, at this version.
-uint64_t pack_validity(const at::Tensor& tensor, int pending_bumps) {
-  const uint64_t version = (version_of(tensor) + static_cast<uint64_t>(pending_bumps)) & kVersionBits;
+uint64_t pack_validity(const at::Tensor& tensor, bool awaits_version) {
+  const uint64_t version = (version_of(tensor) + (awaits_version ? 1 : 0)) & kVersionBits;
   return (code_of(tensor.scalar_type()) << kDtypeShift) | version << kVersionShift;
 }
 
-uint64_t pack_bound(const Bound& bound, const at::Tensor& tensor, int pending_bumps) {
+uint64_t pack_bound(const Bound& bound, const at::Tensor& tensor, bool awaits_version) {
   const State state = bound.masked ? State::kFiniteOrMasked : State::kFinite;
   const uint64_t word = static_cast<uint64_t>(state) | (bound.nonnegative ? kNonnegative : 0) |
-                        pack_validity(tensor, pending_bumps) | packed(bound.max_abs);
+                        pack_validity(tensor, awaits_version) | packed(bound.max_abs);
   return may_have_alias(tensor) ? with_switches(word) | kAliased : word;
 }
 
 uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor) {
-  if (is_bounded(entry.state)) return pack_bound(entry.bound, tensor, 0);
+  if (is_bounded(entry.state)) return pack_bound(entry.bound, tensor, false);
   return static_cast<uint64_t>(entry.state) | (code_of(tensor.scalar_type()) << kDtypeShift) |
          uint64_t{entry.site} << 8;
 }
@@ -179,7 +188,7 @@ BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
 bool BoundCache::is_finite(const at::Tensor& tensor) const noexcept {
   constexpr uint64_t kCompared = kKnownBits | kDtypeBits << kDtypeShift | kVersionBits << kVersionShift;
   const uint64_t word = load(storage_of(tensor)).word;
-  const uint64_t expected = static_cast<uint64_t>(State::kFinite) | pack_validity(tensor, 0);
+  const uint64_t expected = static_cast<uint64_t>(State::kFinite) | pack_validity(tensor, false);
   return (word & kCompared) == ((word & kAliased) != 0 ? with_switches(expected) : expected);
 }
 
@@ -221,17 +230,20 @@ void BoundCache::store(c10::StorageImpl* storage, uint64_t word, uintptr_t write
 }
 
 void BoundCache::record_written(const at::Tensor& tensor, const Bound& bound, const std::string* op,
-                                int pending_bumps) noexcept {
+                                bool awaits_version) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
-  if (!covers_whole_storage(tensor, *storage)) {
-    const Entry whole = find(tensor);
-    if (!is_bounded(whole.state)) return mark_stale(tensor);
-    const Bound joined = bound.joined(whole.bound);
-    store(storage, pack_bound(joined, tensor, pending_bumps), 0);  // no operator has made all of it
-  } else if (owned_by_pytorch_allocator(*storage)) {
-    store(storage, pack_bound(bound, tensor, pending_bumps), reinterpret_cast<uintptr_t>(op));
-  }
+  if (!covers_whole_storage(tensor, *storage)) [[unlikely]]
+    return record_part_written(tensor, bound, awaits_version);
+  if (owned_by_pytorch_allocator(*storage))
+    store(storage, pack_bound(bound, tensor, awaits_version), reinterpret_cast<uintptr_t>(op));
+}
+
+void BoundCache::record_part_written(const at::Tensor& tensor, const Bound& bound, bool awaits_version) noexcept {
+  const Entry whole = find(tensor);
+  if (!is_bounded(whole.state)) return mark_stale(tensor);
+  const Bound joined = bound.joined(whole.bound);
+  store(storage_of(tensor), pack_bound(joined, tensor, awaits_version), 0);  // no operator has made all of it
 }
 
 void BoundCache::stamp(const at::Tensor& tensor, uint64_t stamp) noexcept {
@@ -307,6 +319,15 @@ void BoundCache::mark_stale(const at::Tensor& tensor) noexcept {
 
 void BoundCache::mark_stale(c10::StorageImpl& storage) noexcept {
   if (is_bounded(state_of(load(&storage).word))) store(&storage, static_cast<uint64_t>(State::kStale), 0);
+}
+
+void BoundCache::doubt(const c10::StorageImpl* storage) noexcept {
+  Slot* const slot = slot_of(storage);
+  if (slot == nullptr || !is_bounded(state_of(slot->word.load(std::memory_order_acquire)))) return;
+  slot->key.store(nullptr, std::memory_order_release);
+  slot->word.store(static_cast<uint64_t>(State::kStale), std::memory_order_release);
+  slot->writer.store(0, std::memory_order_release);
+  slot->key.store(storage, std::memory_order_release);
 }
 
 void BoundCache::mark_written_unseen(const at::Tensor& tensor) noexcept {

@@ -75,10 +75,10 @@ class TORCHNAN_API BoundCache {
   const std::string* pending_collective(const at::Tensor& tensor) const noexcept;
 
   // Records that `tensor` was written and is within `bound`. A partial write widens the bound of the whole storage, if
-  // it is known in the same dtype; otherwise it ends that bound. `pending_bumps`: by how much PyTorch will increase the
-  // version of the tensor for this write.
+  // it is known in the same dtype; otherwise it ends that bound. `awaits_version`: the bound holds for the next version
+  // of the tensor, which PyTorch increases for this write.
   void record_written(const at::Tensor& tensor, const Bound& bound, const std::string* op,
-                      int pending_bumps = 0) noexcept;
+                      bool awaits_version = false) noexcept;
   // Records that no element of `tensor` is negative, because its square root was finite.
   void record_nonnegative(const at::Tensor& tensor) noexcept;
   // Marks a storage that is known to be finite until the next write. The stamp is not 0, and no other caller uses it.
@@ -101,6 +101,8 @@ class TORCHNAN_API BoundCache {
   // Records that others may have written there just now.
   void mark_stale(const at::Tensor& tensor) noexcept;
   void mark_stale(c10::StorageImpl& storage) noexcept;
+  // The same for a storage that may have been freed: then it does this, harmlessly, to one at its address.
+  void doubt(const c10::StorageImpl* storage) noexcept;
   // Records that an operation has written there, and that its values are not known.
   void mark_written_unseen(const at::Tensor& tensor) noexcept;
   // Records that others can write there for as long as the storage lives. Takes a lock the first time.
@@ -137,6 +139,8 @@ class TORCHNAN_API BoundCache {
     uintptr_t writer = 0;
   };
 
+  [[gnu::noinline]] void record_part_written(const at::Tensor& tensor, const Bound& bound,
+                                             bool awaits_version) noexcept;
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;
   Slot* slot_of(const c10::StorageImpl* storage) const noexcept;
   Slot& choose_slot(const c10::StorageImpl* storage) noexcept;

@@ -75,13 +75,16 @@ ThreadState::~ThreadState() {
   }
 }
 
-ThreadState& ThreadState::current() {
+constinit thread_local ThreadState* ThreadState::of_this_thread = nullptr;
+
+ThreadState& ThreadState::make_current() {
   thread_local ThreadState state;
+  of_this_thread = &state;
   return state;
 }
 
-DetectionSession* ThreadState::session() {
-  if (!scopes_.empty()) return current_->is_open() ? current_ : nullptr;
+// Of a thread that entered none.
+DetectionSession* ThreadState::inherited_session() {
   const uint64_t generation = open.generation.load(std::memory_order_acquire);
   if (inherited_at_ == generation) return current_;
   std::shared_ptr<DetectionSession> next;  // then the previous one, which may end with this: not under the lock
@@ -173,6 +176,7 @@ void ThreadState::enter(std::shared_ptr<DetectionSession> session) {
 
 void ThreadState::leave(const std::shared_ptr<DetectionSession>& session) {
   if (!remove_last(scopes_, session)) return;
+  awaited_versions.settle();
   inherited_.reset();
   inherited_at_ = 0;
   refresh_current();

@@ -8,6 +8,7 @@
 #include <c10/util/FunctionRef.h>
 #include <torchnan/export.h>
 
+#include "bounds/awaited_versions.h"
 #include "bounds/bound_source.h"
 #include "bounds/moments.h"
 #include "bounds/written_spans.h"
@@ -19,11 +20,18 @@ class PrivateGenerators;
 
 class TORCHNAN_API ThreadState {
  public:
-  static ThreadState& current();
+  static ThreadState& current() {
+    ThreadState* const known = of_this_thread;
+    return known != nullptr ? *known : make_current();
+  }
 
   // Returns the innermost session that this thread entered. A thread that entered none, but runs on behalf of one that
   // did, gets the one entered last in the process. Null if there is none: the key is a leftover.
-  DetectionSession* session();
+  DetectionSession* session() {
+    awaited_versions.settle();
+    if (scopes_.empty()) return inherited_session();
+    return current_->is_open() ? current_ : nullptr;
+  }
   std::shared_ptr<DetectionSession> shared_session();
   Counters& counters() { return *counters_; }  // of session(), which is not null
   // Adds one to a counter of session(), if there is one.
@@ -63,6 +71,7 @@ class TORCHNAN_API ThreadState {
   }
 
   WrittenSpans written_spans;
+  AwaitedVersions awaited_versions;
   Moments& moments() { return moments_; }
   // Returns the bounds of tensors as this thread knows them, and counts the scans made for them. `elsewhere`: bounds of
   // memory that the host cannot read.
@@ -79,7 +88,12 @@ class TORCHNAN_API ThreadState {
  private:
   ThreadState();
   ~ThreadState();
+  static ThreadState& make_current();
+  DetectionSession* inherited_session();
   void refresh_current();
+
+  // In the memory that each thread has from its start: found without a call.
+  [[gnu::tls_model("initial-exec")]] static constinit thread_local ThreadState* of_this_thread;
 
   std::vector<std::shared_ptr<DetectionSession>> scopes_;  // of a suspended thread: a closed session comes first
   struct Suspension {

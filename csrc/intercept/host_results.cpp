@@ -40,6 +40,8 @@ bool is_within(const DtypeRange& range, const Bound& bound) {
   return with_rounding_margin(bound.max_abs, range) <= range.limit && bound.max_intermediate <= range.limit;
 }
 
+double largest_of(const Bound& bound) { return std::max(bound.max_abs, bound.max_intermediate); }
+
 bool is_same_view(const at::Tensor& one, const at::Tensor& other) {
   if (one.is_same(other)) return true;
   return storage_of(one) == storage_of(other) && one.storage_offset() == other.storage_offset() &&
@@ -151,8 +153,11 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
 void HostResults::follow_moments(const RuleArguments& call, Bound& bound) {
   const MomentStep step = plan_.bounds.moment_step;
   if (step == MomentStep::kNone) return;
-  const bool is_of_two_tensors = takes_a_number(step) && call.numel(1) > 1 && !call.same(0, 1);
-  if (is_of_two_tensors) return;
+  if (takes_a_number(step)) {
+    const at::Tensor* const other = call.tensor(1);
+    const bool is_number = other == nullptr || other->numel() <= 1;
+    if (!is_number && (step != MomentStep::kMultiply || !call.same(0, 1))) return;
+  }
   if (step != MomentStep::kQuotient) {
     claims_.resize(dtypes_.size());
     claims_.back() = thread_.moments().follow(step, call);
@@ -173,9 +178,8 @@ void HostResults::follow_description(const RuleArguments& call) {
 
 // Whether a bound is so large that few results computed from it would stay in range.
 bool HostResults::is_loose(const at::Tensor& result, size_t output) const {
-  const DtypeRange range = range_at(result, output);
-  const double most = std::max(bounds_[output].max_abs, bounds_[output].max_intermediate);
-  return range.limit > 0 && !(most * most <= range.limit);
+  const double limit = limit_at(result, output), most = largest_of(bounds_[output]);
+  return limit > 0 && !(most * most <= limit);
 }
 
 void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const at::Tensor*> results) {
@@ -247,20 +251,24 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   const bool is_small = result.numel() <= kSmall;
   known.is_proved = is_within_range && (!is_small || (!result.is_cpu() && saves_a_launch(max_abs)));
   // Rules are tested by large results: a small one is often computed from those, and would be blamed for their rules.
-  known.is_rescanned =
-      known.is_proved && !is_small && (plan_.writes_in_place() ? is_tested_in_place(index) : is_chosen(range, index));
+  known.is_rescanned = known.is_proved && !is_small &&
+                       (plan_.writes_in_place() ? is_tested_in_place(index)
+                                                : is_due(range.limit, index) && is_chosen(range.limit, index));
   return known;
 }
 
-// Whether the proof of a large result is tested by a scan. Decided once for each result.
-bool HostResults::is_chosen(const DtypeRange& range, size_t output) const {
+// Whether the proof of a large result may be tested: few are.
+bool HostResults::is_due(double limit, size_t output) const {
+  return session_.is_rescanned(call_ + static_cast<int64_t>(output)) ||
+         is_near_limit(largest_of(bounds_[output]), limit);
+}
+
+// Whether the proof of a result that is due is tested by a scan. Decided once for each result.
+bool HostResults::is_chosen(double limit, size_t output) const {
   const int64_t place = call_ + static_cast<int64_t>(output);
   const bool has_turn = session_.is_rescanned(place);
-  const double most = std::max(bounds_[output].max_abs, bounds_[output].max_intermediate);
-  if (!has_turn && !is_near_limit(most, range.limit)) [[likely]]
-    return false;
   if (session_.options().rescan_every <= 1) return has_turn;
-  return choose_for_audit({plan_.index, most, range.limit, place, has_turn, session_.is_first_step()});
+  return choose_for_audit({plan_.index, largest_of(bounds_[output]), limit, place, has_turn, session_.is_first_step()});
 }
 
 // Decides whether the proof of a result in place is tested. If so, the arguments that it builds on and that the call
@@ -269,9 +277,10 @@ void HostResults::test_before(c10::ArrayRef<Operand> arguments, const RuleArgume
                               size_t output) {
   const size_t index = plan_.saved_arguments[plan_.mutated_arguments[0].saved_index];
   const at::Tensor* written = index < arguments.size() ? tensor_of(&arguments[index], output) : nullptr;
-  if (written == nullptr || written->numel() <= kSmall || !bounds_[output].known()) return;
-  const DtypeRange range = range_at(*written, output);
-  if (!is_within(range, bounds_[output]) || !is_chosen(range, output)) return;
+  if (written == nullptr || written->numel() <= kSmall) return;
+  const double limit = limit_at(*written, output);
+  if (!is_due(limit, output) || !is_within(range_at(*written, output), bounds_[output])) return;
+  if (!is_chosen(limit, output)) return;
   tested_.push_back(output);
   if (!reread(arguments, output)) return;
   std::fill(bounds.begin(), bounds.end(), Bound());
@@ -319,6 +328,12 @@ const Moments::Claim* HostResults::claim_at(size_t output) const {
 
 Bound HostResults::bound_at(size_t output) const { return output < bounds_.size() ? bounds_[output] : Bound(); }
 
+double HostResults::limit_at(const at::Tensor& result, size_t output) const {
+  const double stored = range_of(result.scalar_type()).limit;
+  if (dtypes_.empty()) return stored;
+  return std::min(stored, range_of(dtypes_[std::min(output, dtypes_.size() - 1)]).limit);
+}
+
 // A result that is computed in one dtype and stored in another must fit into both. A sum rounds each of its terms to
 // the other dtype before it adds them: for subnormal numbers each rounding may double a term, and a relative margin is
 // too small.
@@ -359,7 +374,7 @@ Outcome HostResults::record_proved(const at::Tensor& result, size_t output, cons
 }
 
 void HostResults::record_finite(const at::Tensor& result, size_t output, const Bound& bound) {
-  bound_cache().record_written(result, bound, &plan_.name, plan_.pending_version_bumps());
+  record_bound(thread_, plan_, result, bound);
   if (output < claims_.size()) thread_.moments().record(result, claims_[output]);
   const bool describes_arguments = description_ != 0 && storage_of(result) != nullptr;
   if (describes_arguments && covers_whole_storage(result, *storage_of(result)))

@@ -35,6 +35,12 @@ enum class Outcome : uint8_t {
   kNonFinite,
 };
 
+// Records the bound of a finite result, for the version that the result has once the call is over.
+inline void record_bound(ThreadState& thread, const OpPlan& plan, const at::Tensor& result, const Bound& bound) {
+  const bool awaits_version = plan.may_await_versions() && thread.awaited_versions.add(result);
+  bound_cache().record_written(result, bound, &plan.name, awaits_version);
+}
+
 // Records what finite results say about an argument: a square root is finite only where no element is below zero.
 inline void record_proved_sign(const OpPlan& plan, const at::Tensor& argument) {
   if (plan.proves_nonnegative_input) bound_cache().record_nonnegative(argument);
@@ -110,7 +116,9 @@ class HostResults {
   const Moments::Claim* claim_at(size_t output) const;
   bool reread(c10::ArrayRef<Operand> arguments, size_t element) const;
   bool is_tested_in_place(size_t output) const;
-  bool is_chosen(const DtypeRange& range, size_t output) const;
+  bool is_due(double limit, size_t output) const;
+  bool is_chosen(double limit, size_t output) const;
+  double limit_at(const at::Tensor& result, size_t output) const;
   void test_before(c10::ArrayRef<Operand> arguments, const RuleArguments& call, std::span<Bound> bounds, size_t output);
   bool has_claim(const at::Tensor& result, size_t output) const;
   DtypeRange range_at(const at::Tensor& result, size_t output) const;

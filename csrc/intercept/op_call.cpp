@@ -393,8 +393,7 @@ void OpCall::record_mask_bounds() {
     if (bad.kinds != NonfiniteKinds::only_neginf() || range_of(bad.tensor.scalar_type()).limit == 0) continue;
     const auto provenance = nonfinite_registry().find(bad.tensor);
     if (provenance == nullptr || !provenance->is_intentional()) continue;
-    bound_cache().record_written(bad.tensor, {largest_finite(bad.tensor), false, true}, &plan_.name,
-                                 plan_.pending_version_bumps());
+    record_bound(thread_, plan_, bad.tensor, {largest_finite(bad.tensor), false, true});
   }
 }
 

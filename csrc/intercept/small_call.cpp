@@ -60,7 +60,7 @@ size_t SmallCall::check(c10::ArrayRef<const at::Tensor*> results) {
       if (verdict.skip != Skip::kNone || !verdict.finite) [[unlikely]]
         return;
       counters.count_scanned(verdict.bytes);
-      bound_cache().record_written(result, {verdict.max_abs}, &plan_->name, plan_->pending_version_bumps());
+      record_bound(thread_, *plan_, result, {verdict.max_abs});
     }
     record_proved_sign(*plan_, *first_);
   });

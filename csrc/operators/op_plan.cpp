@@ -64,7 +64,7 @@ void read_returns(const c10::FunctionSchema& schema, std::string_view base, OpPl
     if (is_view_of_argument(result) && !is_constant_factory(base))
       continue;  // lift_fresh: the argument of torch.tensor()
     plan.checked_returns.push_back(static_cast<uint16_t>(r));
-    plan.returns_arguments_only &= is_written(result);
+    plan.writes_arguments_only &= is_written(result);
   }
 }
 
@@ -91,7 +91,7 @@ void read_arguments(const c10::FunctionSchema& schema, std::string_view base, Op
     const auto saved_index = static_cast<uint16_t>(plan.saved_arguments.size() - 1);
     const bool is_out = argument.kwarg_only();
     if (is_out) ++plan.out_arguments;
-    plan.returns_arguments_only &= is_written(argument);
+    plan.writes_arguments_only &= is_written(argument);
     plan.mutated_arguments.push_back(
         {saved_index, !is_out && !overwrites_fully(base), is_returned(argument, schema, plan)});
   }
@@ -244,9 +244,10 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.elementwise_in_self = is_elementwise_in_self(base);
   plan.returns_info = std::any_of(schema.returns().begin(), schema.returns().end(),
                                   [](const c10::Argument& returned) { return returned.name() == "info"; });
-  plan.returns_arguments_only = true;  // until a result that it makes is found
+  plan.writes_arguments_only = true;  // until a result that it makes is found
   read_returns(schema, base, plan);
   read_arguments(schema, base, plan);
+  plan.writes_arguments_only &= plan.writes_in_place();
   if (plan.is_async_collective) read_collective_arguments(schema, plan);
   plan.handling = handling_of(op, plan, ns, base);
   return plan;

@@ -75,17 +75,16 @@ struct OpPlan {
   RuleOfOperator bounds;
   bool proves_nonnegative_input = false;
 
-  bool returns_arguments_only = false;  // its only results are arguments that the schema declares as mutated
-  bool has_unwritten_output = false;    // its second one, which a collective will write
+  bool writes_arguments_only = false;  // its only results are arguments that the schema declares as mutated
+  bool has_unwritten_output = false;   // its second one, which a collective will write
   c10::SmallVector<CollectiveArgument, 2> collective_arguments;
 
   bool writes_in_place() const { return !mutated_arguments.empty(); }
 
-  // Returns by how much PyTorch will increase the versions of the tensors that this call writes. Its ADInplaceOrView
-  // kernel, if the call comes from there, does so after the call has returned.
-  int pending_version_bumps() const {
-    if (!writes_in_place() || !returns_arguments_only) return 0;
-    return c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::ADInplaceOrView) ? 1 : 0;
+  // Whether PyTorch may increase the versions of what this call writes after the call has returned.
+  bool may_await_versions() const {
+    return writes_arguments_only &&
+           c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::ADInplaceOrView);
   }
 
   // Returns how the call writes the saved argument with this index; null if it does not.

@@ -156,7 +156,7 @@ TEST(BoundCache, DoubtsABoundOfAnotherVersion) {
   bound_cache.record_read(t, {1});
   t.unsafeGetTensorImpl()->bump_version();  // a thread outside of every session has written
   EXPECT_EQ(bound_cache.find(t).state, State::kStale);
-  bound_cache.record_written(t, {1}, nullptr, /*pending_bumps=*/1);
+  bound_cache.record_written(t, {1}, nullptr, /*awaits_version=*/true);
   EXPECT_EQ(bound_cache.find(t).state, State::kStale);
   t.unsafeGetTensorImpl()->bump_version();  // the one that was announced
   EXPECT_EQ(bound_cache.find(t).state, State::kFinite);
