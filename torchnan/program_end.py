@@ -36,7 +36,10 @@ def finish(watch: detect | None, default_log: str | None, page: str | None, proc
         _C.end_with(FOUND_AT_END)
         with contextlib.suppress(OSError, ValueError):  # closed, or a pipe without a reader
             if sys.stderr is not None:
+                from torchnan.detection import uncaught  # most programs end without a report
+
                 print(_laid_out(error), file=sys.stderr)
+                say(uncaught.NEXT)
     if os.getpid() != process:  # a forked child: log and page belong to the parent
         return
     if default_log is not None:

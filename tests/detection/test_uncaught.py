@@ -34,6 +34,19 @@ def test_it_is_laid_out_on_a_terminal(folder):
     assert "5 | (layer(torch.ones(1, 2))" in ANSI.sub("", shown)
 
 
+WHAT_NEXT = (
+    "torchnan: what next: TORCHNAN=breakpoint stops there, TORCHNAN_HTML=page.html draws it, torchnan.try_remedies() "
+    "tries what mends it\n"
+)
+
+
+@pytest.mark.parametrize("variables", [{}, {"FORCE_COLOR": "1"}, {"TORCHNAN_TRACEBACK": "full"}])
+def test_the_last_line_says_what_to_do_next(folder, variables):
+    shown = run_python(RUN, cwd=folder, **variables).stderr
+    assert shown.count("what next") == 1
+    assert shown.endswith(WHAT_NEXT)
+
+
 def test_frames_of_packages_are_folded_in_plain_text_too(folder):
     shown = run_python(RUN, cwd=folder).stderr
     assert re.search(r"\n  \.\.\. \d+ frames of PyTorch\n", shown)

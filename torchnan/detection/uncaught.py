@@ -25,6 +25,10 @@ from torchnan.detection.errors import NonFiniteError
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a rank
 _HEAD = "Traceback (most recent call last):\n"
+NEXT = (
+    "what next: TORCHNAN=breakpoint stops there, TORCHNAN_HTML=page.html draws it, torchnan.try_remedies() tries what "
+    "mends it"
+)
 _Hook = Callable[[type[BaseException], BaseException, "TracebackType | None"], object]
 
 _reports: set[weakref.ref[NonFiniteError]] = set()  # those that the program may still leave uncaught
@@ -74,6 +78,8 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
         sys.stderr.write(text)
     else:
         _others_hook(kind, error, trace)
+    if _is_report(error) and sys.stderr is not None:
+        sys.stderr.write(f"{_prefix(_others_hook) or ''}torchnan: {NEXT}\n")
     is_full = environment.wants_full_traceback(os.environ)
     _write_error_file(f"{_full(trace) if is_full else folded(trace)}{error}")
 
@@ -89,6 +95,11 @@ def _lines_in_ipython(error: NonFiniteError) -> list[str]:
 NonFiniteError._render_traceback_ = _lines_in_ipython  # type: ignore[attr-defined]  # IPython calls it
 
 
+def _is_report(error: NonFiniteError) -> bool:
+    """Whether the message is the report. On some ranks it is one line."""
+    return str(error) == str(error.finding)
+
+
 def _is_folded(error: NonFiniteError) -> bool:
     """Whether only the user's frames are shown: not on request, and not if the error is part of a chain."""
     is_alone = error.__cause__ is None and (error.__context__ is None or error.__suppress_context__)
@@ -97,9 +108,8 @@ def _is_folded(error: NonFiniteError) -> bool:
 
 def _text(error: NonFiniteError, trace: TracebackType | None, prefix: str = "") -> str:
     """Returns the user's frames and the report, each line behind a prefix."""
-    is_report = str(error) == str(error.finding)  # on some ranks it is one line
     notes = getattr(error, "__notes__", ())
-    if is_report and not notes and terminal.wants_color(sys.stderr):
+    if _is_report(error) and not notes and terminal.wants_color(sys.stderr):
         report = terminal.layout(error.finding, columns=terminal.width() - len(prefix), with_source=True)
         text = f"{folded(trace, terminal.dimmed)}{report}\n"
     else:
