@@ -4,6 +4,7 @@ disturbed."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -147,7 +148,8 @@ def test_alone_it_checks_the_device_and_disturbs_nothing():
     with torchnan.detect(action="log") as watch:
         report = torchnan.health.check()
     assert (report.ok, report.rank, report.ranks) == (True, 0, 1)
-    assert str(report) == "torchnan: this process: healthy"
+    assert re.fullmatch(r"products of integer matrices on cpu \(.+\)", *report.checked)
+    assert str(report) == f"torchnan: this process: healthy\n  checked: {report.checked[0]}"
     assert torch.equal(before, torch.get_rng_state())
     assert watch.stats()["ops"] == 0
 
