@@ -355,6 +355,26 @@ def test_a_value_that_takes_the_place_of_a_mask_is_found():
     assert_as_eager(no_longer_hidden, 1)
 
 
+def all_visited_at_last(compiler):
+    def decode(x, visited):
+        logits = x * 10
+        logits[visited] = float("-inf")
+        return torch.log_softmax(logits, 0)
+
+    decode = compiler(decode)
+    visited = torch.zeros(explanations.REPLAYS_OF_ONE_CAUSE + 1, dtype=torch.bool)
+    for i in range(len(visited)):
+        visited = visited.clone()
+        visited[i] = True
+        decode(torch.ones(len(visited)), visited).max().item()
+
+
+def test_a_nan_of_an_operation_that_has_made_masks_is_found():
+    """The last softmax has a row of -inf."""
+    (found,) = assert_as_eager(all_visited_at_last, 1)
+    assert (found.kind, found.op) == ("nan", "aten::_log_softmax")
+
+
 def masks_in_every_combination(compiler):
     shifted = compiler(lambda x, hidden: [(x * i).masked_fill(hidden[i], float("-inf")) for i in range(6)])
     for call in range(64):

@@ -90,10 +90,12 @@ class _Masks:
 
     Attributes:
         provenances: of the results that they reached, by index.
+        sources: what the evidence of these calls says of the node, such as the kinds that it has made.
         replays: how many calls were replayed in which they reached a result, and all results were masks.
     """
 
     provenances: dict[int, Any] = dataclasses.field(default_factory=dict)
+    sources: set[Hashable] = dataclasses.field(default_factory=set)
     replays: int = 0
 
 
@@ -105,7 +107,7 @@ class Explanations:
     the call before, or the results are masks that hide the same elements as then, and the boolean arguments are equal.
 
     A region may return several masks, in any combination, wherever it is called. A combination is not replayed if each
-    of its nodes has made nothing but masks.
+    of its nodes has made nothing but masks, and makes now what it made then: a NaN of a node that has made masks is new.
     """
 
     def __init__(self) -> None:
@@ -187,6 +189,8 @@ class Explanations:
         reaching = evidence.reaching(bad)
         if reaching is None or any(self._masks[name].replays < REPLAYS_OF_ONE_CAUSE for name in reaching):
             return None
+        if any(not self._masks[name].sources >= evidence.sources_at(name) for name in reaching):
+            return None
         made = {i: provenance for name in reaching for i, provenance in self._masks[name].provenances.items()}
         if not made.keys() >= set(bad):
             return None
@@ -206,6 +210,7 @@ class Explanations:
             for name in evidence.reaching(found) or ():
                 masks = self._masks[name]
                 masks.provenances.update({i: one for i, one in found.items() if name in evidence.reached[i]})
+                masks.sources |= evidence.sources_at(name)
                 masks.replays += 1
         return explanation
 

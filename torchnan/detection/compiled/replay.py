@@ -110,6 +110,10 @@ class Evidence:
         """Equal for calls with the same causes."""
         return self.sources, self.reached
 
+    def sources_at(self, name: str) -> frozenset[Hashable]:
+        """Returns what is known of a node where non-finite values begin: the kinds that it has made."""
+        return frozenset(source for source in self.sources if isinstance(source, tuple) and source[0] == name)
+
     def is_finite(self, result: int) -> bool:
         """Whether a result is finite without generated code, which rounds and contracts differently."""
         return result < len(self.reached) and not self.reached[result]
