@@ -107,7 +107,7 @@ class Explanations:
     the call before, or the results are masks that hide the same elements as then, and the boolean arguments are equal.
 
     A region may return several masks, in any combination, wherever it is called. A combination is not replayed if each
-    of its nodes has made nothing but masks, and makes now what it made then: a NaN of a node that has made masks is new.
+    of its nodes has made nothing but masks, and makes now what it made then: a NaN is not what made a mask.
     """
 
     def __init__(self) -> None:
