@@ -1,27 +1,27 @@
 #include "python/bindings.h"
 
-#include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DynamicCast.h>
-#include <torch/csrc/autograd/python_variable.h>
+
+#include "python/tensor_in.h"
+#include "scan/tensor_scan.h"
 
 namespace py = pybind11;
 
 namespace torchnan {
 namespace {
 
-// The first element of a tensor whose elements lie in the memory of the host as they are; null for every other.
-const char* host_memory(const py::handle& value) {
-  if (!THPVariable_Check(value.ptr())) return nullptr;
-  const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
-  if (!tensor.is_cpu() || tensor.layout() != at::kStrided || !tensor.has_storage() || tensor.is_conj() ||
-      tensor.is_neg() || tensor.key_set().has(c10::DispatchKey::Python)) {
-    return nullptr;
-  }
-  return static_cast<const char*>(tensor.const_data_ptr());  // memory that is shared until it is written stays shared
+// Memory that is shared until somebody writes to it stays shared.
+const char* memory_of(const at::Tensor& tensor) { return static_cast<const char*>(tensor.const_data_ptr()); }
+
+// Returns the tensor that an object is if its elements lie in the memory of the host as they are; else null.
+const at::Tensor* on_host(const py::handle& object) {
+  const at::Tensor* const tensor = tensor_in(object);
+  const bool is_found = tensor != nullptr && is_dense_on_host(*tensor->unsafeGetTensorImpl()) && !tensor->is_conj() &&
+                        !tensor->is_neg() && memory_of(*tensor) != nullptr;
+  return is_found ? tensor : nullptr;
 }
 
 bool is_number(c10::ScalarType dtype) {
@@ -29,14 +29,12 @@ bool is_number(c10::ScalarType dtype) {
          c10::isIntegralType(dtype, /*includeBool=*/true);
 }
 
-py::list host_numbers(const py::list& tensors) {
+py::list host_numbers(const py::list& objects) {
   py::list numbers;
-  for (const py::handle tensor : tensors) {
-    const char* const memory = host_memory(tensor);
-    const bool is_read = memory != nullptr && is_number(THPVariable_Unpack(tensor.ptr()).scalar_type()) &&
-                         THPVariable_Unpack(tensor.ptr()).numel() == 1;
-    if (is_read) {
-      numbers.append(c10::fetch_and_cast<double>(THPVariable_Unpack(tensor.ptr()).scalar_type(), memory));
+  for (const py::handle object : objects) {
+    const at::Tensor* const tensor = on_host(object);
+    if (tensor != nullptr && is_number(tensor->scalar_type()) && tensor->numel() == 1) {
+      numbers.append(c10::fetch_and_cast<double>(tensor->scalar_type(), memory_of(*tensor)));
     } else {
       numbers.append(py::none());
     }
@@ -45,7 +43,8 @@ py::list host_numbers(const py::list& tensors) {
 }
 
 // Copies every `step`-th element, counted row by row.
-void copy_elements(const at::Tensor& tensor, const char* from, int64_t step, char* to) {
+void copy_elements(const at::Tensor& tensor, int64_t step, char* to) {
+  const char* const from = memory_of(tensor);
   const size_t size = tensor.element_size();
   if (tensor.is_contiguous()) {
     for (int64_t i = 0; i < tensor.numel(); i += step, to += size) std::memcpy(to, from + i * size, size);
@@ -64,15 +63,14 @@ void copy_elements(const at::Tensor& tensor, const char* from, int64_t step, cha
   }
 }
 
-py::object host_sample(const py::handle& value, int64_t step) {
-  const char* const memory = host_memory(value);
-  if (memory == nullptr) return py::none();
-  const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
-  const int64_t count = (tensor.numel() + step - 1) / step;
-  auto sample = py::reinterpret_steal<py::object>(
-      PyBytes_FromStringAndSize(nullptr, count * static_cast<int64_t>(tensor.element_size())));
+py::object host_sample(const py::handle& object, int64_t step) {
+  const at::Tensor* const tensor = on_host(object);
+  if (tensor == nullptr) return py::none();
+  const int64_t count = (tensor->numel() + step - 1) / step;
+  const auto bytes = count * static_cast<int64_t>(tensor->element_size());
+  auto sample = py::reinterpret_steal<py::object>(PyBytes_FromStringAndSize(nullptr, bytes));
   if (!sample) throw py::error_already_set();
-  copy_elements(tensor, memory, step, PyBytes_AS_STRING(sample.ptr()));
+  copy_elements(*tensor, step, PyBytes_AS_STRING(sample.ptr()));
   return sample;
 }
 
