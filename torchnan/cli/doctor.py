@@ -111,6 +111,7 @@ def execute(given: argparse.Namespace) -> int:
         healthy = False
     if given.json:
         print(json.dumps({"ok": healthy, **dict(rows)}))
-    for name, value in () if given.json else rows:
-        print(f"{name:<12} {printable(value, 2000)}")
+    else:
+        for name, value in rows:
+            print(f"{name:<12} {printable(value, 2000)}")
     return 0 if healthy else 1

@@ -37,7 +37,7 @@ def checked(function: Callable[..., Any], new_session: Callable[[], Session]) ->
         async def coroutine(*args: Any, **kwargs: Any) -> Any:
             session = new_session()
             with session.kept_open():
-                return await _awaited(session, function(*args, **kwargs))
+                return await _steps(session, function(*args, **kwargs))
 
         return coroutine
     if inspect.isasyncgenfunction(function):
@@ -50,7 +50,7 @@ def checked(function: Callable[..., Any], new_session: Callable[[], Session]) ->
                 step = body.asend(None)
                 while True:
                     try:
-                        value = await _awaited(session, step)
+                        value = await _steps(session, step)
                     except StopAsyncIteration:
                         return
                     try:
@@ -62,6 +62,7 @@ def checked(function: Callable[..., Any], new_session: Callable[[], Session]) ->
     return None
 
 
+@types.coroutine
 def _steps(session: Session, body: Any) -> Generator[Any, Any, Any]:
     """Passes on what a body yields and what is sent to it or thrown into it; detection is on while the body runs."""
     call, argument = body.send, None
@@ -75,8 +76,3 @@ def _steps(session: Session, body: Any) -> Generator[Any, Any, Any]:
             call, argument = body.send, (yield value)
         except BaseException as error:  # noqa: BLE001 - the program throws it into the body
             call, argument = body.throw, error
-
-
-@types.coroutine
-def _awaited(session: Session, body: Any) -> Generator[Any, Any, Any]:
-    return (yield from _steps(session, body))
