@@ -3,6 +3,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "api/harm_checks.h"
+#include "device/devices.h"
 #include "device/resolve.h"
 #include "host/environment.h"
 #include "intercept/install_interceptor.h"
@@ -58,8 +59,9 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
   } const forget_at_last;
   session->close();
   ThreadState::close(*session);
-  if (report_pending) report_at_end_on_devices(*session);
-  if (open_scopes() == 0) forget_all_events();
+  // A program that fails with its device has not been told why.
+  if (report_pending || devices().has_lost()) report_at_end_on_devices(*session);
+  if (open_scopes() == 0) forget_all_events(*session);
   if (report_pending) report_at_end_on_host(*session);
   forget_reported(*session);
 }

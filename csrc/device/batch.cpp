@@ -58,20 +58,21 @@ bool ScanList::add(const at::Tensor& tensor, EventNumber number, uint64_t limit)
     cuda::StridedEntry strided{};
     strided.entry = entry;
     if (strided_.size() == kMaxStrided || !fill(strided, tensor)) return false;
-    strided_.push_back({strided, number});
+    strided_.push_back({strided, storage_of(tensor), number});
     return true;
   }
   if (table_.entries == 0) first_ = number;
   if (!cuda::add(table_, entry)) return false;
   table_.entry[table_.entries - 1].event_offset = static_cast<uint32_t>(number - first_);
+  storages_[table_.entries - 1] = storage_of(tensor);
   return true;
 }
 
 void ScanList::launch(const Scanner& scanner, void* stream) {
-  if (table_.entries > 0) scanner.scan(table_, first_, stream);
+  if (table_.entries > 0) scanner.scan(table_, storages_.data(), first_, stream);
   table_.entries = 0;
   while (!strided_.empty()) {
-    scanner.scan(strided_.back().entry, strided_.back().number, stream);
+    scanner.scan(strided_.back().entry, strided_.back().storage, strided_.back().number, stream);
     strided_.pop_back();
   }
 }

@@ -1,6 +1,7 @@
 // Scans that are launched together.
 #pragma once
 
+#include <array>
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +39,8 @@ class ScanList {
   void move_to(ScanList& other, IsWanted&& is_wanted) {
     other.first_ = first_;
     for (uint32_t i = 0; i < table_.entries; ++i) {
-      if (is_wanted(i)) cuda::add(other.table_, table_.entry[i]);
+      if (is_wanted(i) && cuda::add(other.table_, table_.entry[i]))
+        other.storages_[other.table_.entries - 1] = storages_[i];
     }
     clear();
   }
@@ -59,11 +61,13 @@ class ScanList {
 
   struct StridedScan {
     cuda::StridedEntry entry;
+    const c10::StorageImpl* storage;
     EventNumber number;
   };
 
   EventNumber first_ = 0;
-  cuda::Table table_;  // 4 KiB, so not initialized for every operation
+  cuda::Table table_;                                                // 4 KiB, so not initialized for every operation
+  std::array<const c10::StorageImpl*, cuda::kMaxEntries> storages_;  // of its entries
   c10::SmallVector<StridedScan, 1> strided_;
 };
 

@@ -21,6 +21,11 @@ namespace {
 
 constexpr std::string_view kNonBlocking = "non_blocking";
 
+// Whether kernels of an operator end the work of the device if they are given a NaN: a scan that waits would never run.
+bool asserts_finite(const OpPlan& plan) {
+  return plan.name == "aten::multinomial" || plan.name == "aten::binary_cross_entropy";
+}
+
 }  // namespace
 
 // Null if the tensor cannot be scanned.
@@ -50,7 +55,8 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
     for (auto one = first; one != last; ++one) record_argument(locked, *one, read_[one - inputs_.begin()]);
   });
   scans_.launch();
-  if (plan_.writes_in_place() || plan_.is_async_collective) launch_scans_of_mutated(arguments);
+  if (asserts_finite(plan_)) devices().launch_all();
+  if (plan_.writes_in_place() || plan_.is_async_collective) prepare_writes(arguments);
   for (size_t index = 0; plan_.is_async_collective && index < arguments.size(); ++index) {
     if (plan_.is_written_by_collective(index)) record_pending(arguments[index]);
   }
@@ -93,8 +99,8 @@ void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
 }
 
 // Collectives do not declare their mutated arguments.
-void DeviceCheck::launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const {
-  if (!devices().has_waiting()) return;
+void DeviceCheck::prepare_writes(c10::ArrayRef<Operand> arguments) const {
+  if (!devices().has_to_prepare_writes()) return;
   c10::SmallVector<const c10::StorageImpl*, 8> mutated;
   for (size_t index = 0; index < arguments.size(); ++index) {
     if (plan_.mutated_schema_argument(index) == nullptr && !plan_.is_async_collective) continue;
@@ -104,7 +110,7 @@ void DeviceCheck::launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) cons
       }
     });
   }
-  devices().launch_scans_of(mutated);
+  devices().prepare_writes(mutated);
 }
 
 // Called before the call, which may consume its arguments.
@@ -126,7 +132,7 @@ void DeviceCheck::record_pending(const Operand& argument) {
 }
 
 void DeviceCheck::record_read(c10::ArrayRef<Operand> arguments) {
-  HarmRecorder harm(HarmKind::kRead, context_);
+  HarmRecorder harm(HarmKind::kRead, context_, session_);
   for (const Operand& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) { harm.add(tensor); });
   }
@@ -151,6 +157,7 @@ void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument, EventI
   scans_.make_room(locked);
   argument.known = locked.journal().look_up(*argument.values);
   read.event = argument.known.last;
+  read.is_alone = argument.known.is_alone;
   if (!argument.known.is_reported) {
     const EventNumber event = record_unknown_argument(locked, argument, read);
     if (event != argument.known.last) {  // the current values, none of which is intentional
@@ -158,6 +165,7 @@ void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument, EventI
       argument.known.intended = {};
     }
     read.event = event;
+    read.is_alone = argument.known.is_alone;
   }
   intended_ |= argument.known.intended;
 }
@@ -189,22 +197,10 @@ Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const
 EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const Input& argument, const EventInput& read) {
   const at::Tensor& tensor = *argument.values;
   const Journal::RecordedKnowledge& known = argument.known;
-  Journal& journal = locked.journal();
   const bool is_unscanned = is_unscanned_argument(plan_.name, plan_.argument_names[read.argument]);
-  if (is_unscanned && !is_seen(journal.find(known.last))) return known.last;
-  Event* const event = locked.add(EventType::kArgument, tensor, context_, scans_.stream());
-  if (event == nullptr) {
-    thread_.counters().count_skipped(Skip::kDevice);
-    return known.last;
-  }
-  if (event->previous == 0) {
-    event->previous = known.last;  // the event that handed out the memory, or last wrote there before it became shared
-    journal.set_last_event(tensor, event->number);
-  }
-  const EventNumber number = event->number;
-  scans_.fill_bound(locked, *event, tensor, {});
-  scans_.add(locked, *event, tensor, /*may_wait=*/false);
-  return number;
+  if (is_unscanned && !is_seen(locked.journal().find(known.last))) return known.last;
+  const Event* const event = scans_.add_unknown(locked, tensor, known.last, context_);
+  return event == nullptr ? known.last : event->number;
 }
 
 void DeviceCheck::record_number(double number) {

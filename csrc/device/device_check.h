@@ -34,10 +34,7 @@ class DeviceCheck final : public ExternalBounds {
  public:
   // Whether a tensor of a call with these keys may be on a device that can have a scanner. A process without such a
   // device pays only for this test.
-  static bool concerns(c10::DispatchKeySet keys) {
-    constexpr c10::DispatchKeySet kBackends({c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
-    return keys.has_any(kBackends);
-  }
+  static bool concerns(c10::DispatchKeySet keys) { return keys.has_any(kScannedBackends); }
 
   // `site` is the call site, 0 if it was not looked up.
   DeviceCheck(const OpPlan& plan, ThreadState& thread, DetectionSession& session, SiteId site = 0)
@@ -119,7 +116,7 @@ class DeviceCheck final : public ExternalBounds {
   EventNumber record_unknown_argument(Devices::Lock& locked, const Input& argument, const EventInput& read);
   void record_pending(const Operand& argument);
   void record_read(c10::ArrayRef<Operand> arguments);
-  void launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const;
+  void prepare_writes(c10::ArrayRef<Operand> arguments) const;
   void record_number(double number);
   EventType type_of_result(int64_t output) const;
   bool may_wait(const Result& result) const;

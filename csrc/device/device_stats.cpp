@@ -11,14 +11,10 @@
 #include <ATen/ops/where.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "operators/dispatch_key.h"
+#include "device/keys_above.h"
 
 namespace torchnan {
 namespace {
-
-constexpr c10::DispatchKeySet kAbove =
-    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-    c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kInterceptorKey});
 
 constexpr int64_t kPart = 1 << 21;  // elements that are counted at a time
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -98,7 +94,7 @@ void add(TensorStats& stats, const Part& part, const double* counted) {
 }  // namespace
 
 TensorStats compute_stats_on_device(const at::Tensor& tensor) {
-  const c10::impl::ExcludeDispatchKeyGuard unseen(kAbove);
+  const c10::impl::ExcludeDispatchKeyGuard unseen(kKeysAbove);
   if (tensor.nbytes() <= kMaxCopiedBytes) return compute_stats(tensor.to(c10::DeviceType::CPU));
   std::vector<Part> parts;
   split(tensor, std::vector<int64_t>(static_cast<size_t>(tensor.dim())), parts);

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
+
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -26,7 +28,7 @@ at::Tensor live_tensor(const Event& event) {
     Devices::Lock locked(devices());
     tensor = locked.journal().find_shared_tensor(event);
   }
-  return tensor.lock();
+  return event.scanner != nullptr && event.scanner->is_lost() ? at::Tensor() : tensor.lock();
 }
 
 c10::MaybeOwned<at::Tensor> scannable(const at::Tensor& tensor) {
@@ -67,7 +69,7 @@ Event* Devices::Lock::add(EventType type, const Tensor& tensor, const EventConte
   Event* const event = next(type, context, stream);
   if (event == nullptr) return nullptr;
   event->tensor = tensor;
-  if (!event->tensor.covers) event->previous = journal().last_event(event->tensor.storage);
+  if (!event->tensor.covers) event->previous = journal().newest_event(event->tensor.storage);
   return event;
 }
 
@@ -171,17 +173,32 @@ void Devices::launch_full_batches() {
   }
 }
 
+bool Devices::has_to_prepare_writes() const {
+  for (const std::atomic<DeviceState*>& slot : states_) {
+    const DeviceState* const state = slot.load(std::memory_order_acquire);
+    if (state == nullptr) return false;
+    if (state->waits || !state->scanner.is_on_default_stream()) return true;
+  }
+  return false;
+}
+
 // A thread that finds no waiting scan of a storage must not continue before another thread has launched the scans that
 // it took.
-void Devices::launch_scans_of(c10::ArrayRef<const c10::StorageImpl*> storages) {
+void Devices::prepare_writes(c10::ArrayRef<const c10::StorageImpl*> storages) {
   for (DeviceState* state : states()) {
-    if (!state->waits) continue;
+    const bool is_elsewhere = !state->scanner.is_on_default_stream();
+    if (!state->waits && !is_elsewhere) continue;
+    bool is_held = false, has_waited = false;
     {
-      const Lock locked(*this);
-      const auto is_held = [state](const c10::StorageImpl* storage) { return state->batch.holds(storage); };
-      if (!state->is_launching && std::none_of(storages.begin(), storages.end(), is_held)) continue;
+      Lock locked(*this);
+      is_held = state->is_launching;
+      for (const c10::StorageImpl* storage : storages) {
+        is_held |= state->waits && state->batch.holds(storage);
+        has_waited |= is_elsewhere && locked.journal().has_waited(storage);
+      }
     }
-    launch_batch(*state);
+    if (is_held) launch_batch(*state);
+    if (has_waited) follow_batches(*state);
   }
 }
 
@@ -202,13 +219,14 @@ void Devices::launch_batch(DeviceState& state) {
     state.batch.take(scans, kept);
     state.is_launching = true;
   }
-  if (!scans.is_empty()) {
-    launch_or_forget(scans, state.scanner, stream.handle);
-    note_launch(state, stream);
-  }
-  const Lock locked(*this);
-  state.waits = !state.batch.is_empty();
-  state.is_launching = false;
+  const auto end = c10::make_scope_exit([&] {
+    const Lock locked(*this);
+    state.waits = !state.batch.is_empty();
+    state.is_launching = false;
+  });
+  if (scans.is_empty()) return;
+  launch_or_forget(scans, state.scanner, stream.handle);
+  note_launch(state, stream);
 }
 
 // A scan that the device refuses finds nothing, so nothing is known of the result any more. Called with `launching`.
@@ -246,18 +264,30 @@ void Devices::mark_default(DeviceState& state) {
 }
 
 // Called with `launching`.
-void Devices::record_mark(DeviceState& state, void* stream) {
+StreamMark& Devices::record_mark(DeviceState& state, void* stream) {
   const auto known = std::find_if(state.marks.begin(), state.marks.end(),
                                   [&](const StreamMark& mark) { return mark.stream == stream; });
   StreamMark& mark = known == state.marks.end() ? state.marks.emplace_back(StreamMark{stream, nullptr}) : *known;
   state.scanner.record_mark(stream, &mark.mark);
+  return mark;
 }
 
 // Called with `launching`.
 void Devices::follow_marks(DeviceState& state) {
   for (const StreamMark& mark : state.marks) {
-    if (mark.mark != nullptr) state.scanner.follow(mark.mark);
+    if (mark.mark != nullptr) state.scanner.follow(mark.mark, state.scanner.own_stream());
   }
+}
+
+// Makes the calling thread's current stream wait for the batches that were launched.
+void Devices::follow_batches(DeviceState& state) {
+  const std::lock_guard launching(state.launching);
+  const CurrentStream stream = state.scanner.current_stream();
+  const CurrentStream batches = state.scanner.default_stream();
+  if (stream.is_capturing || batches.is_capturing) return;
+  const StreamMark& mark = record_mark(state, batches.handle);
+  state.default_is_unmarked = false;
+  if (mark.mark != nullptr) state.scanner.follow(mark.mark, stream.handle);
 }
 
 // Clears in the order of the stream that the events so far ran on.
@@ -270,19 +300,21 @@ void Devices::clear_slots(const CurrentStream& stream) {
     const CurrentStream where = is_here ? stream : state->scanner.default_stream();
     if (where.is_capturing) continue;
     const std::lock_guard launching(state->launching);
+    auto again = c10::make_scope_exit([&] { part_to_clear_ = part; });  // a refused clearing
     state->scanner.clear(static_cast<uint32_t>(part * kSlotsAtOnce), kSlotsAtOnce, where.handle);
+    again.release();
   }
 }
 
 // A graph may have been replayed on a stream without launches: most often the current one.
-void Devices::read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into) {
+bool Devices::read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into) {
   {
     const std::lock_guard launching(state.launching);
     note_launch(state, state.scanner.current_stream());
     mark_default(state);
     follow_marks(state);
   }
-  state.scanner.read(first_slot, slots, into);
+  return state.scanner.read(first_slot, slots, into);
 }
 
 void Devices::wait_for_all() {
@@ -297,6 +329,11 @@ bool Devices::is_alarmed() const {
     if (state->scanner.alarm() != cuda::kNoAlarm) return true;
   }
   return false;
+}
+
+bool Devices::has_lost() const {
+  const auto all = states();
+  return std::any_of(all.begin(), all.end(), [](const DeviceState* state) { return !state->scanner.answers(); });
 }
 
 bool Devices::is_capturing() const {

@@ -26,12 +26,22 @@
 
 namespace torchnan {
 
+// The devices that can have a scanner.
+inline constexpr c10::DispatchKeySet kScannedBackends({
+    c10::BackendComponent::CUDABit,
+    c10::BackendComponent::XPUBit,
+    c10::BackendComponent::MPSBit,
+    c10::BackendComponent::HPUBit,
+    c10::BackendComponent::PrivateUse1Bit,
+});
+
 // Whether a tensor is strided, in memory of a device with a scanner, and of a scanned dtype. The keys decide this for
 // nearly all tensors.
 inline bool is_scannable_itself(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return is_dense_on_device(impl) && impl.numel() > 0 && storage_of(tensor)->data() != nullptr &&
-         float_format(c10::typeMetaToScalarType(impl.dtype())) != nullptr && Scanner::of(impl.device()) != nullptr;
+  return impl.key_set().has_any(kScannedBackends) && is_dense(impl, c10::DispatchKey::Dense) && impl.numel() > 0 &&
+         storage_of(tensor)->data() != nullptr && float_format(c10::typeMetaToScalarType(impl.dtype())) != nullptr &&
+         Scanner::of(impl.device()) != nullptr;
 }
 
 // Returns the tensor on a device with a scanner that holds the values of `tensor`: the tensor itself unless it is
@@ -130,17 +140,24 @@ class TORCHNAN_API Devices {
   // Whether scans wait to be launched.
   bool has_waiting() const;
 
-  // Launch waiting scans: of full batches, of some storages, or all. Scans wait on while their stream is being
-  // captured.
+  // Launch waiting scans: of full batches, or all. Scans wait on while their stream is being captured.
   void launch_full_batches();
-  void launch_scans_of(c10::ArrayRef<const c10::StorageImpl*> storages);
   void launch_all();
 
-  // Waits for the launched scans of a device, and reads slots.
-  void read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into);
+  // Whether prepare_writes() may have something to do.
+  bool has_to_prepare_writes() const;
+  // Called before the calling thread lets something write into these storages: launches their waiting scans. Makes
+  // another stream than the default one wait for those that have waited, because its program may have recorded an event
+  // for it before they were launched.
+  void prepare_writes(c10::ArrayRef<const c10::StorageImpl*> storages);
+
+  // Waits for the launched scans of a device, and reads slots. Returns false if the device is lost.
+  bool read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into);
   void wait_for_all();
 
   bool is_alarmed() const;
+  // Whether a device answers nothing any more; asks them all.
+  bool has_lost() const;
   // How often a value exceeded its bound, so that proofs were discarded.
   uint64_t times_voided() const { return times_voided_.load(std::memory_order_acquire); }
   void count_voided() { ++times_voided_; }
@@ -158,8 +175,9 @@ class TORCHNAN_API Devices {
   void launch_or_forget(ScanList& scans, const Scanner& scanner, void* stream);
   void note_launch(DeviceState& state, const CurrentStream& stream);
   void mark_default(DeviceState& state);
-  void record_mark(DeviceState& state, void* stream);
+  StreamMark& record_mark(DeviceState& state, void* stream);
   void follow_marks(DeviceState& state);
+  void follow_batches(DeviceState& state);
   void clear_slots(const CurrentStream& stream);
 
   ForkSafeMutex mutex_{ForkSafeMutex::kDevices};
@@ -175,8 +193,8 @@ class TORCHNAN_API Devices {
 // Returns the devices of the process.
 TORCHNAN_API Devices& devices();
 
-// Returns the tensor that an event has written; undefined if it is gone or was written again. The caller must not hold
-// the lock.
+// Returns the tensor that an event has written; undefined if it is gone, or was written again, or if its device is
+// lost. The caller must not hold the lock.
 TORCHNAN_API at::Tensor live_tensor(const Event& event);
 
 }  // namespace torchnan

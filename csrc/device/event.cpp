@@ -44,6 +44,28 @@ TensorSnapshot& TensorSnapshot::operator=(const at::Tensor& of) {
   return *this;
 }
 
+ByteSpan TensorSnapshot::span() const {
+  if (covers || !has_shape) return {0, std::numeric_limits<int64_t>::max()};
+  const auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  int64_t last = offset;
+  for (size_t d = 0; d < dims; ++d) last += (shape_[d] - 1) * shape_[dims + d];
+  return {offset * bytes, (last + 1) * bytes};
+}
+
+bool TensorSnapshot::fills_span() const {
+  if (covers) return true;
+  int64_t elements = 1;
+  for (const int64_t size : sizes()) elements *= size;
+  const ByteSpan bytes = span();
+  return has_shape && elements * static_cast<int64_t>(c10::elementSize(dtype)) == bytes.end - bytes.begin;
+}
+
+bool TensorSnapshot::has_place_of(const TensorSnapshot& other) const {
+  if (covers && other.covers) return true;
+  return has_shape && other.has_shape && dtype == other.dtype && offset == other.offset && sizes() == other.sizes() &&
+         strides() == other.strides();
+}
+
 // Like current_call_site(), but for every operation, so it allocates nothing.
 // In a backward pass, a noted call site includes that of the forward operation.
 EventContext::EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread, SiteId noted)

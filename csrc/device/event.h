@@ -27,6 +27,15 @@ struct ReplayedRegion;
 // Numbers of events begin at 1 and grow with every event of the process; 0 stands for none.
 using EventNumber = uint64_t;
 
+// Bytes of a storage.
+struct ByteSpan {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  bool contains(const ByteSpan& other) const { return begin <= other.begin && other.end <= end; }
+  bool overlaps(const ByteSpan& other) const { return begin < other.end && other.begin < end; }
+};
+
 // A tensor at the time of the event, without its shape.
 struct TensorFacts {
   const c10::StorageImpl* storage = nullptr;
@@ -60,6 +69,11 @@ class TORCHNAN_API TensorSnapshot : public TensorFacts {
   c10::IntArrayRef sizes() const { return {shape_.data(), dims}; }
   c10::IntArrayRef strides() const { return {shape_.data() + dims, dims}; }
 
+  // Returns the bytes of the storage that the tensor reaches over; all of them if its shape is not kept.
+  ByteSpan span() const;
+  bool fills_span() const;                               // without gaps
+  bool has_place_of(const TensorSnapshot& other) const;  // the same elements of the storage
+
  private:
   void copy_shape(const TensorSnapshot& other) {
     for (size_t i = 0; i < size_t{2} * dims; ++i) shape_[i] = other.shape_[i];
@@ -76,6 +90,7 @@ struct EventInput {
   uint16_t argument = 0;  // index in the operator's schema
   bool overwritten = false;
   bool is_parameter = false;
+  bool is_alone = false;  // whether the event has written or scanned all of the tensor
 };
 
 // The call site and session of an operation: the same for all events of a call. Constructed without a lock, because a
@@ -118,6 +133,8 @@ struct EventFacts {
   bool is_proved = false;         // finite, by a bound
   bool is_rescanned = false;      // proved, and scanned all the same
   bool expects_infinity = false;  // an infinity raises no alarm
+  bool has_waited = false;        // its scan has waited for a batch
+  bool begins_anew = false;       // others may have written to the rest of the storage before it
   int64_t output = 0;
 
   // Intentional infinities: numbers that the operation received, or values of a mask among its inputs.
@@ -129,8 +146,8 @@ struct EventFacts {
   double assumed = std::numeric_limits<double>::infinity();
   Bound bound;  // proved or assumed, of all that its memory holds
 
-  // the event before it, if needed: the one whose values the rest of the storage holds if this event does not cover it,
-  // or the one that handed it out
+  // the event before it, if needed: the one that wrote or scanned the rest of the storage if this event does not cover
+  // it, or the one that handed it out
   EventNumber previous = 0;
   uint8_t inputs = 0;
   EventNumber more = 0;                     // the next event with more inputs, of kind kContinuation

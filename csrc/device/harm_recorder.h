@@ -6,15 +6,16 @@
 
 #include <torchnan/finding.h>
 
-#include "device/devices.h"
+#include "device/stream_scans.h"
 
 namespace torchnan {
 
 // Takes one tensor at a time. At the end it records those whose last event was checked as one event: a list of
-// gradients takes one event. Tensors without an observed write are scanned.
+// gradients takes one event. Tensors without an observed write are scanned, in one launch.
 class HarmRecorder {
  public:
-  HarmRecorder(HarmKind harm, const EventContext& context) : harm_(harm), context_(context) {}
+  HarmRecorder(HarmKind harm, const EventContext& context, const DetectionSession& session)
+      : harm_(harm), context_(context), scans_(ThreadState::current(), session) {}
   HarmRecorder(const HarmRecorder&) = delete;
   HarmRecorder& operator=(const HarmRecorder&) = delete;
 
@@ -22,11 +23,11 @@ class HarmRecorder {
   void finish();
 
  private:
-  bool has_to_be_scanned(const Event* written) const;
+  bool has_to_be_scanned(const Event* written, bool is_alone) const;
 
   const HarmKind harm_;
   const EventContext& context_;
-  CurrentStream stream_;
+  StreamScans scans_;
   TensorSnapshot last_;
   c10::SmallVector<EventInput, Event::kMaxInputs> seen_;
 };

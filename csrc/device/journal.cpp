@@ -77,6 +77,21 @@ EventNumber Journal::last_event(const c10::StorageImpl* storage) const {
   return entry == nullptr ? 0 : entry->last;
 }
 
+EventNumber Journal::newest_event(const c10::StorageImpl* storage) const {
+  const Entry* entry = find_entry(storage);
+  return entry == nullptr ? 0 : entry->newest;
+}
+
+bool Journal::has_waited(const c10::StorageImpl* storage) const {
+  const Event* event = find(newest_event(storage));
+  for (size_t parts = 1; event != nullptr && parts <= kMaxParts; ++parts) {
+    if (event->has_waited) return true;
+    if (event->tensor.covers && event->type != EventType::kArgument) return false;
+    event = find(event->previous);
+  }
+  return event != nullptr;
+}
+
 bool Journal::is_live(const Event& event) const {
   const Entry* entry = find_entry(event.tensor.storage);
   if (entry == nullptr || entry->storage.expired()) return false;
@@ -104,8 +119,19 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
   Entry& entry = entry_for(tensor.storage());
   // A graph writes there again at every replay, which torchnan cannot see.
   if (entry.last >= kFirstCaptured && number < kFirstCaptured) entry.exported = true;
-  entry.last = number;
+  Event* const event = find(number);
+  if (event != nullptr) event->begins_anew = entry.stale;
+  entry.last = entry.newest = number;
   entry.stale = entry.exported;
+}
+
+// A captured scan sees nothing before its graph is replayed.
+void Journal::add_scanned_part(const at::Tensor& tensor, Event& event) {
+  Entry* const entry = find_entry(storage_of(tensor));
+  if (entry == nullptr || entry->exported || event.number >= kFirstCaptured) return;
+  event.begins_anew = entry->stale;
+  entry->newest = event.number;
+  entry->stale = false;
 }
 
 // A captured event happens again, unlike the copy.
@@ -115,7 +141,7 @@ void Journal::copy_last_event(const at::Tensor& tensor, const at::Tensor& copy) 
   const EventNumber last = known->last;
   const bool is_stale = known->stale || last >= kFirstCaptured;
   Entry& copied = entry_for(copy.storage());
-  copied.last = last;
+  copied.last = copied.newest = last;
   copied.stale = is_stale;
 }
 
@@ -128,13 +154,62 @@ Journal::RecordedKnowledge Journal::look_up(const at::Tensor& tensor) const {
   if (event == nullptr) return known;
   known.intended = event->intended;
   if (entry->stale) return known;
-  known.is_reported = reports_every(*event);
+  if (!event->tensor.covers || entry->newest != entry->last) {
+    look_up_parts(tensor, *entry, known);
+    return known;
+  }
+  known.is_alone = true;
+  known.is_reported = is_seen(event);
   if (event->tensor.dtype != tensor.scalar_type()) return known;
   known.bound = event->bound;
-  if (!event->tensor.covers) return known;
   if (event->type == EventType::kResult) known.maker = event->plan;
   if (entry->last < kFirstCaptured && is_seen(event)) known.write = entry->last;
   return known;
+}
+
+// Follows the events on the storage back until they have written or scanned all of the tensor.
+void Journal::look_up_parts(const at::Tensor& tensor, const Entry& entry, RecordedKnowledge& known) const {
+  const TensorSnapshot place(tensor);
+  const auto all = static_cast<int64_t>(tensor.storage().nbytes());
+  const ByteSpan wanted = place.covers ? ByteSpan{0, all} : place.span();
+  ByteSpan seen;  // without gaps
+  Bound bound;
+  NonfiniteKinds intended;
+  size_t found = 0;
+  const Event* event = find(entry.newest);
+  for (size_t parts = 0; event != nullptr && parts < kMaxParts; ++parts) {
+    const ByteSpan span = event->tensor.span();
+    if (span.overlaps(wanted)) {
+      if (++found == 1) {
+        known.last = event->number;
+        known.intended = {};
+      }
+      if (!is_seen(event)) return;
+      const Bound own = event->tensor.dtype == place.dtype ? event->bound : Bound();
+      bound = found == 1 ? own : bound.joined(own);
+      intended |= event->intended;
+      const bool has_all = event->tensor.has_place_of(place);
+      if (has_all || event->tensor.fills_span()) {
+        if (seen.begin == seen.end) {
+          seen = span;
+        } else if (span.begin <= seen.end && seen.begin <= span.end) {
+          seen = {std::min(seen.begin, span.begin), std::max(seen.end, span.end)};
+        }
+      }
+      if (has_all || seen.contains(wanted)) {
+        known.is_alone = found == 1;
+        known.is_reported = true;
+        known.bound = bound;
+        known.intended = intended;
+        if (!known.is_alone || event->tensor.dtype != place.dtype) return;
+        if (event->type == EventType::kResult) known.maker = event->plan;
+        if (event->number < kFirstCaptured) known.write = event->number;
+        return;
+      }
+    }
+    if (event->begins_anew) return;
+    event = find(event->previous);
+  }
 }
 
 bool Journal::RecordedKnowledge::is_made_by(std::string_view op) const {
@@ -150,16 +225,6 @@ void Journal::mark_stale(const c10::StorageImpl& storage) {
 void Journal::record_exported(const c10::Storage& storage) {
   Entry& entry = entry_for(storage);
   entry.stale = entry.exported = true;
-}
-
-// Whether an event and those before it cover all of their memory.
-bool Journal::reports_every(const Event& last) const {
-  const Event* event = &last;
-  for (size_t parts = 1; is_seen(event) && !event->tensor.covers; ++parts) {
-    if (event->previous == 0 || parts == kMaxParts) return false;
-    event = find(event->previous);
-  }
-  return is_seen(event);
 }
 
 void Journal::forget(const at::Tensor& tensor) {

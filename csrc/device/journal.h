@@ -41,6 +41,8 @@ class TORCHNAN_API Journal {
   static constexpr uint64_t kRotatingSlots = cuda::kSlots - kCaptured;
   static constexpr EventNumber kFirstCaptured = (EventNumber{1} << 62) + kRotatingSlots;
   static constexpr size_t kStorages = 1 << 16;
+  // the most events on parts of a storage that are followed
+  static constexpr size_t kMaxParts = 64;
 
   Journal();
 
@@ -63,16 +65,24 @@ class TORCHNAN_API Journal {
   // Returns the event whose values this storage holds; 0 if no write was observed.
   EventNumber last_event(const at::Tensor& tensor) const;
   EventNumber last_event(const c10::StorageImpl* storage) const;  // also for a freed storage
+  // Whether the scan of a value that a storage holds has waited for a batch.
+  bool has_waited(const c10::StorageImpl* storage) const;
   void set_last_event(const at::Tensor& tensor, EventNumber number);
   void copy_last_event(const at::Tensor& tensor, const at::Tensor& copy);  // to one that has copied its values
   void forget(const at::Tensor& tensor);
   void forget_all();
 
+  // Records that an event has scanned a part of a storage that no operation was seen to write.
+  void add_scanned_part(const at::Tensor& tensor, Event& event);
+  // Returns the last event on a storage that wrote or scanned any part of it.
+  EventNumber newest_event(const c10::StorageImpl* storage) const;
+
   // The known facts about a tensor.
   struct RecordedKnowledge {
-    EventNumber last = 0;           // as last_event()
-    bool is_reported = false;       // whether the events cover all of its memory, by writes or scans
-    Bound bound;                    // of the values in its memory; none if they were written as another dtype
+    EventNumber last = 0;           // the last event that wrote or scanned any of it; 0 if there is none
+    bool is_alone = false;          // whether that event wrote or scanned all of it
+    bool is_reported = false;       // whether events have written or scanned all of it
+    Bound bound;                    // of its values; none if they were written as another dtype
     const OpPlan* maker = nullptr;  // the operator that wrote all of it, as this dtype
     EventNumber write = 0;          // the event that wrote all of its values, as this dtype; 0 for a captured one
     NonfiniteKinds intended;        // as in the event
@@ -105,13 +115,12 @@ class TORCHNAN_API Journal {
  private:
   // so many that no storage in use is replaced, even with several thousand of them
   static constexpr size_t kWays = 8;
-  // the most parts of a storage for which the last writes are tracked without a scan
-  static constexpr size_t kMaxParts = 8;
 
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
     const c10::StorageImpl* key = nullptr;
     EventNumber last = 0;
+    EventNumber newest = 0;  // the same, or a later scan of a part
     bool stale = false;
     bool exported = false;
   };
@@ -125,7 +134,7 @@ class TORCHNAN_API Journal {
   Bucket& bucket_of(const c10::StorageImpl* storage) const;
   Entry* find_entry(const c10::StorageImpl* storage) const;
   Entry& entry_for(const c10::Storage& storage);
-  bool reports_every(const Event& last) const;
+  void look_up_parts(const at::Tensor& tensor, const Entry& entry, RecordedKnowledge& known) const;
 
   std::unique_ptr<Event[]> events_;
   std::vector<Event> captured_;

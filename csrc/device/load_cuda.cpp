@@ -1,4 +1,4 @@
-#include "device/scanner.h"
+#include "device/kernel_scan.h"
 
 #include <dlfcn.h>
 
@@ -57,6 +57,7 @@ ScanFunctions functions_of(void* library) {
   find(library, "torchnan_record_mark", found.record_mark);
   find(library, "torchnan_follow_mark", found.follow_mark);
   find(library, "torchnan_scanner_clear", found.clear);
+  find(library, "torchnan_scanner_stream", found.stream);
   find(library, "torchnan_scanner_reset_alarm", found.reset_alarm);
   find(library, "torchnan_scanner_read", found.read);
   find(library, "torchnan_is_capturing", found.is_capturing);

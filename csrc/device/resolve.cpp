@@ -1,6 +1,7 @@
 #include "device/resolve.h"
 
 #include <algorithm>
+#include <exception>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "detection/delivery.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
+#include "text/format.h"
 
 namespace torchnan {
 namespace {
@@ -100,7 +102,7 @@ class WindowAttribution {
       const auto captured = captured_.find(number);
       if (captured != captured_.end()) attribute_captured(*captured->second);
     }
-    return bad_event(number);
+    return bad_event(number, input.is_alone && number == input.event);
   }
 
   BadInputs bad_inputs_of(const Event& event) {
@@ -157,6 +159,9 @@ class WindowAttribution {
     const bool is_presumed = !found && event.type == EventType::kResult;
     remember(event, before != nullptr ? before : provenance_of(event, bad_inputs, kinds, *session), kinds, is_presumed,
              *session);
+    const DeviceScans* const scans = window_.scans_of(event);
+    if (scans != nullptr && scans->is_unread_alarm(event))
+      return report_unread(event, *bad_event(event.number), session);
     if (found) report_parameter(event, *bad_event(event.number)->provenance, kinds, *session);
   }
 
@@ -194,7 +199,9 @@ class WindowAttribution {
 
   std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
                                                   NonfiniteKinds kinds, DetectionSession& session) {
-    if (!is_made_by_region(event, bad_inputs, kinds)) return evident_provenance_of(event, bad_inputs, kinds, session);
+    const bool is_lost = event.scanner != nullptr && event.scanner->is_lost();
+    if (is_lost || !is_made_by_region(event, bad_inputs, kinds))
+      return evident_provenance_of(event, bad_inputs, kinds, session);
     resolving_.end();
     LateReplay replay = replay_late(session, event.number, [this](EventNumber number) { return kinds_at(number); });
     if (replay.provenance != nullptr) return replay.provenance;
@@ -230,7 +237,7 @@ class WindowAttribution {
 
   std::optional<uint64_t> largest_word_of(const Event& event) const {
     const DeviceScans* scans = window_.scans_of(event);
-    return scans == nullptr ? std::nullopt : std::optional(scans->largest_word_of(event));
+    return scans == nullptr || scans->is_lost ? std::nullopt : std::optional(scans->largest_word_of(event));
   }
 
   // The replay of a region writes copies; the region's own writes do the harm.
@@ -249,6 +256,16 @@ class WindowAttribution {
     BadEvent bad{kinds, std::move(provenance), is_presumed, event.expects_infinity};
     const std::lock_guard lock(known.mutex);
     known.bad[event.number] = std::move(bad);
+  }
+
+  // Reports the event whose alarm was all that a lost device has left. Whether its values did harm is not known.
+  void report_unread(const Event& event, const BadEvent& bad, const std::shared_ptr<DetectionSession>& session) {
+    const Cause& cause = bad.provenance->first();
+    if (cause.origin->reported.exchange(true)) return;
+    Finding finding = make_finding(cause, Level::kWarning, Harm{}, *session);
+    finding.hint = "the device failed before the values could be read: they are NaN or Inf";
+    if (event.limit() < event.max_intended()) finding.hint += format_text(", or |x| is above {:.4g}", event.assumed);
+    findings_.emplace_back(session, std::move(finding));
   }
 
   void report_parameter(const Event& event, const Provenance& provenance, NonfiniteKinds kinds,
@@ -355,13 +372,14 @@ void deliver_findings(SessionFindings findings, Delivery delivery) {
 
 }  // namespace
 
-std::optional<BadEvent> bad_event(EventNumber number) {
+std::optional<BadEvent> bad_event(EventNumber number, bool alone) {
   std::vector<EventNumber> chain;  // whatever its memory may still hold
   {
     Devices::Lock locked(devices());
-    for (EventNumber n = number; n != 0 && chain.size() < Event::kMaxInputs;) {
+    for (EventNumber n = number; n != 0 && chain.size() < Journal::kMaxParts;) {
       chain.push_back(n);
       const Event* event = locked.journal().find(n);
+      if (alone && event != nullptr && (event->type != EventType::kArgument || event->scanner != nullptr)) break;
       n = event == nullptr ? 0 : event->previous;
     }
   }
@@ -380,6 +398,7 @@ bool is_resolved(EventNumber number) { return number < known.resolved_until; }
 void resolve(Delivery delivery) {
   if (!devices().in_use() || devices().is_capturing()) return;
   SessionFindings findings;
+  std::exception_ptr refused;  // a reset: the alarm is handled again later, and what was found is reported now
   {
     Resolving resolving;
     if (!resolving.has_begun()) return;  // another thread is resolving, or a caller further up in this one
@@ -391,12 +410,19 @@ void resolve(Delivery delivery) {
     auto again = c10::make_scope_exit([first] { known.resolved_until = first; });
     attribution.run();
     again.release();
-    for (const DeviceScans& found : window.found) found.reset(!window.captured.empty());
+    for (const DeviceScans& found : window.found) {
+      try {
+        found.reset(!window.captured.empty());
+      } catch (const std::exception&) {
+        refused = std::current_exception();
+      }
+    }
     const bool is_bad = prune_dead();
     known.has_bad = is_bad || attribution.has_found_something();  // then the next read scans it once more
     findings = attribution.drain_findings();
   }
   deliver_findings(std::move(findings), delivery);
+  if (refused != nullptr) std::rethrow_exception(refused);
 }
 
 void heed_alarm(DetectionSession& session, bool is_read) {
@@ -419,7 +445,7 @@ void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& r
                        c10::ArrayRef<at::Tensor> tensors) {
   if (!devices().in_use()) return;
   const EventContext context(reader, session, ThreadState::current().id());
-  HarmRecorder recorder(harm, context);
+  HarmRecorder recorder(harm, context, session);
   for (const at::Tensor& tensor : tensors) recorder.add(tensor);
   recorder.finish();
   devices().launch_all();                                 // a step is about to end, or its backward pass to begin
@@ -552,7 +578,7 @@ std::vector<LiveBadTensor> live_bad_tensors() {
   return still_bad;
 }
 
-void forget_all_events() {
+void forget_all_events(const DetectionSession& session) {
   if (!devices().in_use()) return;
   std::unordered_map<EventNumber, BadEvent> released;
   {
@@ -560,7 +586,7 @@ void forget_all_events() {
     released.swap(known.bad);
     known.has_bad = false;
   }
-  devices().launch_all();
+  run_contained(session, "launching pending scans", [] { devices().launch_all(); });
   Devices::Lock locked(devices());
   locked.journal().forget_all();
   known.resolved_until = locked.journal().next();

@@ -16,8 +16,9 @@
 
 namespace torchnan {
 
-// Returns the bad event with this number, or an earlier one whose values its memory still holds.
-TORCHNAN_API std::optional<BadEvent> bad_event(EventNumber number);
+// Returns the bad event with this number or, unless it is `alone`, an earlier one whose values its memory may still
+// hold.
+TORCHNAN_API std::optional<BadEvent> bad_event(EventNumber number, bool alone = false);
 
 // Whether a bad value on a device is known and may still exist: harm then waits for the device.
 TORCHNAN_API bool has_known_bad();
@@ -57,7 +58,7 @@ struct LiveBadTensor {
 // Scans them once more: operations that were not intercepted may have written there.
 std::vector<LiveBadTensor> live_bad_tensors();
 
-// Forgets all events on devices when the last session has ended.
-void forget_all_events();
+// Forgets all events on devices when this session, the last one, has ended.
+void forget_all_events(const DetectionSession& session);
 
 }  // namespace torchnan

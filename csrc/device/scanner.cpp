@@ -8,7 +8,11 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
+#include "device/kernel_scan.h"
+#include "device/operator_scan.h"
 #include "process/fork_safe_mutex.h"
 #include "text/format.h"
 
@@ -25,11 +29,19 @@ struct Scanners {
   ForkSafeMutex mutex{ForkSafeMutex::kInstallation};
   std::array<const ScanFunctions*, kTypes> functions{};
   std::array<std::array<std::atomic<bool>, kDevices>, kTypes> has_none{};
-  std::map<c10::Device, std::string, decltype(&is_before)> reasons{&is_before};  // why a device has no scanner
+  std::array<std::array<std::atomic<uint32_t>, kDevices>, kTypes> lacks_memory{};  // the requests since then
+  std::map<c10::Device, std::string, decltype(&is_before)> reasons{&is_before};    // why a device has no scanner
 };
 Scanners& scanners = *new Scanners;
 
+// An allocation that fails takes long: of the requests for a scanner after one, each of these tries again.
+constexpr uint32_t kRequestsPerTrial = 256;
+
 c10::Device with_index(c10::Device device) { return device.has_index() ? device : c10::Device(device.type(), 0); }
+
+bool is_scanned_by_operations(c10::DeviceType type) {
+  return type == c10::kXPU || type == c10::kMPS || type == c10::kHPU || type == c10::kPrivateUse1;
+}
 
 bool is_capturing(c10::Device device, const ScanFunctions& functions) {
   if (!c10::impl::hasDeviceGuardImpl(device.type())) return false;  // this PyTorch does not support such devices
@@ -53,17 +65,24 @@ Scanner* Scanner::make(c10::Device device) {
   const int index = device.index();
   std::atomic<Scanner*>& slot = made_[type][index];
   if (scanners.has_none[type][index].load(std::memory_order_relaxed)) return nullptr;
+  std::atomic<uint32_t>& lacks_memory = scanners.lacks_memory[type][index];
+  if (lacks_memory != 0 && lacks_memory++ % kRequestsPerTrial != 0) return nullptr;
   const std::lock_guard lock(scanners.mutex);
   if (Scanner* made = slot.load(std::memory_order_acquire)) return made;
   try {
     if (device.is_cuda() && scanners.functions[type] == nullptr) scanners.functions[type] = &load_cuda();
-    if (scanners.functions[type] == nullptr) throw std::runtime_error("no scanner is registered for this device type");
-    slot = new Scanner(device, *scanners.functions[type]);
+    if (scanners.functions[type] == nullptr && !is_scanned_by_operations(device.type()))
+      throw std::runtime_error("there is no scan for this device type");
+    slot = new Scanner(device, scanners.functions[type]);
+    lacks_memory = 0;
     scanners.reasons.erase(device);
+  } catch (const OutOfMemory& error) {
+    scanners.reasons[device] = error.what();
+    if (lacks_memory == 0) lacks_memory = 1;
   } catch (const std::exception& error) {
     scanners.reasons[device] = error.what();
-    const bool may_succeed_later =
-        scanners.functions[type] != nullptr && is_capturing(device, *scanners.functions[type]);
+    const ScanFunctions* const functions = scanners.functions[type];
+    const bool may_succeed_later = functions != nullptr && is_capturing(device, *functions);
     if (!may_succeed_later) scanners.has_none[type][index] = true;
   }
   return slot;
@@ -73,6 +92,11 @@ std::string Scanner::unavailable_reason(c10::Device device) {
   const std::lock_guard lock(scanners.mutex);
   const auto reason = scanners.reasons.find(with_index(device));
   return reason == scanners.reasons.end() ? "" : reason->second;
+}
+
+std::string Scanner::name_of(c10::Device device) {
+  const Scanner* const scanner = of(device);
+  return scanner == nullptr ? "" : scanner->backend_->name();
 }
 
 std::map<std::string, std::string> Scanner::unavailable_devices() {
@@ -102,73 +126,93 @@ void Scanner::set_host(c10::DeviceType type, const ScanFunctions* functions) {
   std::erase_if(scanners.reasons, [type](const auto& entry) { return entry.first.type() == type; });
 }
 
-Scanner::Scanner(c10::Device device, const ScanFunctions& functions)
-    : device_(device), functions_(functions), streams_(*c10::impl::getDeviceGuardImpl(device.type())) {
+Scanner::Scanner(c10::Device device, const ScanFunctions* functions)
+    : device_(device),
+      streams_(*c10::impl::getDeviceGuardImpl(device.type())),
+      default_stream_(streams_.getDefaultStream(device)) {
   const c10::DeviceGuard guard(device_);
-  default_handle_ = streams_.getStreamNativeHandle(streams_.getDefaultStream(device_));
-  want(functions_.make(device_.index(), &scanner_), "make a scanner");
-  words_ = functions_.words(scanner_);
+  if (functions != nullptr) {
+    backend_ = std::make_unique<KernelScan>(device, *functions);
+  } else {
+    backend_ = std::make_unique<OperatorScan>(device);
+  }
+  default_handle_ = backend_->handle_of(default_stream_);
 }
 
 Scanner::~Scanner() {
   const c10::DeviceGuard guard(device_);
-  functions_.free(scanner_);
+  backend_.reset();
 }
 
-// The legacy stream of CUDA is null. It cannot be captured, and each question to the driver takes longer than a bound.
-CurrentStream Scanner::current_stream() const {
-  void* const stream = streams_.getStreamNativeHandle(streams_.getStream(device_));
-  if (stream != nullptr) return describe(stream);
-  return {const_cast<Scanner*>(this), stream, /*is_capturing=*/false, stream == default_handle_};
-}
+CurrentStream Scanner::current_stream() const { return describe(backend_->handle_of(streams_.getStream(device_))); }
 
 CurrentStream Scanner::describe(void* stream) const {
-  const c10::DeviceGuard guard(device_);  // CUDA asks the current device about its default stream
-  int is_capturing = 0;
-  want(functions_.is_capturing(stream, &is_capturing), "ask whether a stream is being captured");
-  return {const_cast<Scanner*>(this), stream, is_capturing != 0, stream == default_handle_};
+  bool is_capturing = false;
+  request("ask whether a stream is being captured", [&] { is_capturing = backend_->is_capturing(stream); });
+  return {const_cast<Scanner*>(this), stream, is_capturing, stream == default_handle_};
 }
 
-// The guard restores the previous device only if it has a context: cudaSetDevice() would create one.
-void Scanner::scan(const cuda::Table& table, uint64_t first, void* stream) const {
-  const c10::DeviceGuard guard(device_);
-  want(functions_.scan(scanner_, &table, first, stream), "scan");
+void Scanner::scan(const cuda::Table& table, const c10::StorageImpl* const* storages, uint64_t first,
+                   void* stream) const {
+  request("scan", [&] { backend_->scan(table, storages, first, stream); });
 }
 
-void Scanner::scan(const cuda::StridedEntry& strided, uint64_t number, void* stream) const {
-  const c10::DeviceGuard guard(device_);
-  want(functions_.scan_strided(scanner_, &strided, number, stream), "scan with strides");
+void Scanner::scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number,
+                   void* stream) const {
+  request("scan with strides", [&] { backend_->scan(strided, storage, number, stream); });
 }
 
 void Scanner::record_mark(void* stream, void** mark) const {
-  const c10::DeviceGuard guard(device_);
-  want(functions_.record_mark(scanner_, stream, mark), "record how far a stream has come");
+  request("record how far a stream has come", [&] { backend_->record_mark(stream, mark); });
 }
 
-void Scanner::follow(void* mark) const {
-  const c10::DeviceGuard guard(device_);
-  want(functions_.follow_mark(scanner_, mark), "wait for a stream on another one");
+void Scanner::follow(void* mark, void* stream) const {
+  request("wait for a stream on another one", [&] { backend_->follow_mark(mark, stream); });
 }
 
 void Scanner::clear(uint32_t first_slot, uint32_t slots, void* stream) const {
-  const c10::DeviceGuard guard(device_);
-  want(functions_.clear(scanner_, first_slot, slots, stream), "clear slots");
+  request("clear slots", [&] { backend_->clear(first_slot, slots, stream); });
 }
 
+// Nothing counts until the device has taken it. One that refuses keeps its alarm, to be handled again.
 void Scanner::reset_alarm(uint64_t handled) {
-  const c10::DeviceGuard guard(device_);
   ++resets_;
-  want(functions_.reset_alarm(scanner_, handled), "reset the alarm");
+  bool is_reset = false;
+  const auto count = c10::make_scope_exit([&] {
+    if (!is_reset) --resets_;
+  });
+  is_reset = request("reset the alarm", [&] { backend_->reset_alarm(handled); });
+  if (!is_reset) handled_ = handled;
 }
 
-void Scanner::read(uint32_t first_slot, uint32_t slots, cuda::Slot* into) const {
-  const c10::DeviceGuard guard(device_);
-  want(functions_.read(scanner_, first_slot, slots, into), "read slots");
+bool Scanner::read(uint32_t first_slot, uint32_t slots, cuda::Slot* into) const {
+  return request("read slots", [&] { backend_->read(first_slot, slots, into); });
 }
 
-void Scanner::want(int error, const char* what) const {
-  if (error == 0) return;
-  throw std::runtime_error(format_text("cannot {} on {}: {}", what, device_.str(), functions_.error_text(error)));
+// The guard restores the previous device only if it has a context: cudaSetDevice() would create one. PyTorch throws if
+// the device fails it.
+template <typename Request>
+bool Scanner::request(const char* what, Request&& ask) const {
+  if (is_lost()) return false;
+  std::string reason;
+  try {
+    const c10::DeviceGuard guard(device_);
+    ask();
+    return true;
+  } catch (const c10::Error& error) {
+    reason = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  if (!answers()) return false;
+  throw std::runtime_error(format_text("cannot {} on {}: {}", what, device_.str(), reason));
+}
+
+bool Scanner::answers() const {
+  const bool answers = backend_->answers();
+  lost_ = !answers;
+  if (answers) handled_ = cuda::kNoAlarm;
+  return answers;
 }
 
 }  // namespace torchnan

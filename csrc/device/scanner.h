@@ -9,36 +9,16 @@
 #include <string>
 
 #include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <torchnan/export.h>
 
-#include "device/cuda/scan_library.h"
+#include "device/scan_backend.h"
 
 namespace torchnan {
 
-// The functions of device/cuda/scan_library.h: from the kernel library, or from another implementation of the same
-// scan.
-struct ScanFunctions {
-  decltype(&torchnan_cuda_error_text) error_text;
-  decltype(&torchnan_scanner_make) make;
-  decltype(&torchnan_scanner_free) free;
-  decltype(&torchnan_scanner_words) words;
-  decltype(&torchnan_scan) scan;
-  decltype(&torchnan_scan_strided) scan_strided;
-  decltype(&torchnan_record_mark) record_mark;
-  decltype(&torchnan_follow_mark) follow_mark;
-  decltype(&torchnan_scanner_clear) clear;
-  decltype(&torchnan_scanner_reset_alarm) reset_alarm;
-  decltype(&torchnan_scanner_read) read;
-  decltype(&torchnan_is_capturing) is_capturing;
-};
-
-// Loads the functions for CUDA, libtorchnan_cuda.so, from the folder of the core library or the one above it. They are
-// found at run time: the core is built, imported and used without a toolkit or a GPU. Throws std::runtime_error that
-// says what is missing. Called once: the result lives as long as the process.
-const ScanFunctions& load_cuda();
-
+struct ScanFunctions;
 class Scanner;
 
 // A stream of a device.
@@ -55,7 +35,7 @@ class TORCHNAN_API Scanner {
   static constexpr size_t kTypes = static_cast<size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
 
   // Returns the scanner of a device, created at the first request; null if there is none: unavailable_reason() says
-  // why. If creation fails while the calling thread captures a graph, a later request tries again.
+  // why. If creation fails for lack of memory, or while the calling thread captures a graph, later requests try again.
   static Scanner* of(c10::Device device) {
     const int index = device.has_index() ? device.index() : 0;
     if (index >= kDevices) return nullptr;
@@ -70,11 +50,14 @@ class TORCHNAN_API Scanner {
   // Forgets all scanners. Called in a child of fork(), which cannot use the devices of its parent.
   static void forget_after_fork();
 
-  // Registers how devices of a type are scanned. The functions must live as long as the process. CUDA needs no
-  // registration.
+  // Registers the kernel by which devices of a type are scanned. The functions must live as long as the process. CUDA
+  // needs no registration. Devices of other types are scanned by operations of PyTorch, which is slower.
   static void set_host(c10::DeviceType type, const ScanFunctions* functions);
 
-  Scanner(c10::Device device, const ScanFunctions& functions);  // throws std::runtime_error
+  // Returns what scans a device: "a kernel"; empty without a scanner.
+  static std::string name_of(c10::Device device);
+
+  Scanner(c10::Device device, const ScanFunctions* functions);  // throws std::runtime_error
   ~Scanner();
   Scanner(const Scanner&) = delete;
   Scanner& operator=(const Scanner&) = delete;
@@ -84,24 +67,35 @@ class TORCHNAN_API Scanner {
   // Returns the stream on which the calling thread's next operation on the device runs.
   CurrentStream current_stream() const;
   CurrentStream default_stream() const { return describe(default_handle_); }
+  bool is_on_default_stream() const { return streams_.getStream(device_) == default_stream_; }
 
-  void scan(const cuda::Table& table, uint64_t first, void* stream) const;
-  void scan(const cuda::StridedEntry& strided, uint64_t number, void* stream) const;
+  // Whether the device answers nothing any more, as after a device-side assert. The following do nothing then. Before,
+  // they throw std::runtime_error if the device refuses a single request.
+  bool is_lost() const { return lost_.load(std::memory_order_relaxed) && !answers(); }
+  bool answers() const;  // the same asked of the device
+
+  void scan(const cuda::Table& table, const c10::StorageImpl* const* storages, uint64_t first, void* stream) const;
+  void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number, void* stream) const;
 
   // Records how far a stream has come, in a mark that is made if `*mark` is null.
   void record_mark(void* stream, void** mark) const;
 
+  // Makes a stream wait for another one to reach a mark.
+  void follow(void* mark, void* stream) const;
+
   void clear(uint32_t first_slot, uint32_t slots, void* stream) const;
 
-  // The following run on the scanner's own stream, which follow() makes wait for a mark.
-  void follow(void* mark) const;
+  // The following run on the scanner's own stream.
+  void* own_stream() const { return backend_->own_stream(); }
   void reset_alarm(uint64_t handled);
-  void read(uint32_t first_slot, uint32_t slots, cuda::Slot* into) const;  // waits
+  // Waits. Returns false if the device is lost.
+  bool read(uint32_t first_slot, uint32_t slots, cuda::Slot* into) const;
 
   // Returns the lowest number that exceeded its limit. Returns cuda::kNoAlarm if none has, as far as the host knows, or
-  // while the last handled alarm is being reset.
+  // while the last handled alarm is being reset. Of a lost device it is known all the same.
   uint64_t alarm() const {
-    return words_->resets == resets_.load(std::memory_order_relaxed) ? words_->alarm : cuda::kNoAlarm;
+    const uint64_t alarm = backend_->alarm(resets_.load(std::memory_order_relaxed));
+    return alarm == handled_.load(std::memory_order_relaxed) ? cuda::kNoAlarm : alarm;
   }
 
  private:
@@ -109,17 +103,20 @@ class TORCHNAN_API Scanner {
 
   static Scanner* make(c10::Device device);  // the rest of of()
 
-  void want(int error, const char* what) const;  // throws std::runtime_error if `error` is one
+  // Calls the backend. Returns false if the device is lost.
+  template <typename Request>
+  bool request(const char* what, Request&& ask) const;
 
   CurrentStream describe(void* stream) const;
 
   const c10::Device device_;
-  const ScanFunctions& functions_;
   const c10::impl::DeviceGuardImplInterface& streams_;  // of PyTorch
+  const c10::Stream default_stream_;
+  std::unique_ptr<ScanBackend> backend_;
   void* default_handle_ = nullptr;
-  TorchnanScanner* scanner_ = nullptr;
-  const volatile cuda::HostWords* words_ = nullptr;
   std::atomic<uint64_t> resets_{0};
+  mutable std::atomic<bool> lost_{false};
+  mutable std::atomic<uint64_t> handled_{cuda::kNoAlarm};  // the alarm that could not be reset on a lost device
 };
 
 }  // namespace torchnan

@@ -43,7 +43,6 @@ void StreamScans::fill_bound(Devices::Lock& locked, Event& event, const at::Tens
     counters.bytes.add(bytes);
     counters.device_bytes.add(bytes);
   }
-  if (const Event* rest = locked.journal().find(event.previous)) event.bound = event.bound.joined(rest->bound);
 }
 
 // No bound is assumed for a tensor that cannot be scanned.
@@ -51,11 +50,31 @@ void StreamScans::add(Devices::Lock& locked, Event& event, const at::Tensor& ten
   const bool waits = may_wait && locked.add_to_batch(stream_, tensor, event, has_filled_batch_);
   if (waits || scans_.add(tensor, event.number, event.limit())) {
     event.scanner = stream_.scanner;
+    event.has_waited = waits;
     return;
   }
   event.bound = {};
   locked.journal().mark_stale(tensor);
   thread_.counters().count_skipped(Skip::kDevice);
+}
+
+// The last event may have handed out the memory, or have written there before it became shared.
+Event* StreamScans::add_unknown(Devices::Lock& locked, const at::Tensor& tensor, EventNumber last,
+                                const EventContext& context) {
+  Event* const event = locked.add(EventType::kArgument, tensor, context, stream_);
+  if (event == nullptr) {
+    thread_.counters().count_skipped(Skip::kDevice);
+    return nullptr;
+  }
+  if (event->previous == 0) {
+    event->previous = last;
+    locked.journal().set_last_event(tensor, event->number);
+  } else {
+    locked.journal().add_scanned_part(tensor, *event);
+  }
+  fill_bound(locked, *event, tensor, {});
+  add(locked, *event, tensor, /*may_wait=*/false);
+  return event;
 }
 
 void StreamScans::launch() {

@@ -32,6 +32,10 @@ class StreamScans {
   // Adds the scan of the event's tensor, or lets it wait for those of other calls.
   void add(Devices::Lock& locked, Event& event, const at::Tensor& tensor, bool may_wait);
 
+  // Adds an event for a tensor that is read, of which `last` was the last event seen, and its scan. Returns null if
+  // there is no room for it.
+  Event* add_unknown(Devices::Lock& locked, const at::Tensor& tensor, EventNumber last, const EventContext& context);
+
   void launch();
   // Launches them, and those of other calls if too many wait.
   void finish();

@@ -33,7 +33,7 @@ bool tighten_on_device(const at::Tensor& tensor) {
     Event* const event = write == 0 ? nullptr : locked.journal().find(write);
     if (event == nullptr) return false;
     const double assumed = locked.assumptions().of(*event);
-    if (!can_be_tightened(*event, assumed)) return false;
+    if (!can_be_tightened(*event, assumed) || !event->tensor.has_place_of(TensorSnapshot(tensor))) return false;
     const double before = std::exchange(event->assumed, assumed);          // the limit of the scan
     const bool may_wait = stream.is_default && running_node() == nullptr;  // as a result may
     const bool waits = may_wait && locked.add_to_batch(stream, tensor, *event, has_filled_batch);
@@ -44,6 +44,7 @@ bool tighten_on_device(const at::Tensor& tensor) {
     event->bound.max_abs = assumed;
     event->is_proved = false;
     event->scanner = stream.scanner;
+    event->has_waited = waits;
   }
   Counters& counters = ThreadState::current().counters();
   counters.bytes.add(static_cast<int64_t>(tensor.nbytes()));

@@ -17,7 +17,7 @@ namespace torchnan {
 void DeviceScans::read() {
   ThreadState::current().count(&Counters::device_waits);
   slots.resize(cuda::kSlots);
-  devices().read(*state, 0, cuda::kSlots, slots.data());
+  is_lost = !devices().read(*state, 0, cuda::kSlots, slots.data());
   alarm = state->scanner.alarm();
 }
 
@@ -42,7 +42,8 @@ bool DeviceScans::holds_infinity(const Event& event) const {
 
 std::optional<NonfiniteKinds> DeviceScans::kinds_of(const Event& event) const {
   const uint64_t largest = largest_word_of(event);
-  const bool is_alarm = event.number == alarm && alarm >= Journal::kFirstCaptured;  // the alarm of an earlier replay
+  const bool is_of_replay = event.number == alarm && alarm >= Journal::kFirstCaptured;  // of an earlier one
+  const bool is_alarm = is_of_replay || is_unread_alarm(event);
   if (!is_alarm && largest <= event.max_intended()) return std::nullopt;
   return holds_infinity(event) ? NonfiniteKinds::only_inf() : NonfiniteKinds::only_nan();
 }
@@ -145,6 +146,7 @@ bool invalidate_bounds(Window& window) {
       Event* const now = locked.journal().find(then.number);
       if (now == nullptr) continue;
       if (const DeviceScans* const found = window.scans_of(then)) {
+        if (found->is_lost) continue;
         if (is_void) now->bound = bound_by_scan(*now);
         const double bound = then.assumed;
         const bool is_exceeded = invalidate_if_exceeded(locked, *found, then, *now);

@@ -16,6 +16,7 @@ struct DeviceScans {
   DeviceState* state;
   std::vector<cuda::Slot> slots{};
   uint64_t alarm = cuda::kNoAlarm;
+  bool is_lost = false;  // the device: only its alarm is known
 
   // Waits until every stream with scans has reached this point.
   void read();
@@ -24,6 +25,7 @@ struct DeviceScans {
   void reset(bool has_captured) const;
 
   uint64_t largest_word_of(const Event& event) const { return slots[event.number % cuda::kSlots].max_magnitude; }
+  bool is_unread_alarm(const Event& event) const { return is_lost && event.number == alarm; }
 
   // Whether the result of an event is finite and exceeds its assumed bound.
   bool exceeds_assumption(const Event& event) const;

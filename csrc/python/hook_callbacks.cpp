@@ -139,7 +139,7 @@ template <typename Record>
 void record_on_devices(const c10::Storage& storage, Record record) {
   if (!devices().in_use() || storage.device_type() == c10::kCPU) return;
   const py::gil_scoped_release no_gil;  // a launch may wait for the device
-  devices().launch_scans_of(storage.unsafeGetStorageImpl());
+  devices().prepare_writes(storage.unsafeGetStorageImpl());
   record(Devices::Lock(devices()).journal());
 }
 

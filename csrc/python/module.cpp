@@ -58,10 +58,15 @@ void report_harm_of(const std::string& harm, const std::vector<at::Tensor>& tens
                  [&](size_t i) { return with_gil([&] { return from_py_str(name_of(i)); }); });
 }
 
+c10::Device current_device(const std::string& type) {
+  const c10::DeviceType of_type = c10::Device(type).type();
+  return c10::impl::hasDeviceGuardImpl(of_type) ? c10::impl::getDeviceGuardImpl(of_type)->getDevice()
+                                                : c10::Device(of_type, 0);
+}
+
 // Empty if tensors on devices of this type are scanned. Makes the scanner of the current device, if there is none.
 std::string unscanned_reason(const std::string& type) {
-  c10::Device device(c10::Device(type).type(), 0);
-  if (c10::impl::hasDeviceGuardImpl(device.type())) device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+  const c10::Device device = current_device(type);
   return Scanner::of(device) != nullptr ? "" : Scanner::unavailable_reason(device);
 }
 
@@ -208,6 +213,7 @@ void bind_session(py::module_& m) {
   m.def("report_tensors", &report_harm_of, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
   m.def("origin_of", &origin_of, py::arg("tensor"));
   m.def("unscanned_reason", &unscanned_reason, py::arg("type"));
+  m.def("scanner_name", [](const std::string& type) { return Scanner::name_of(current_device(type)); });
   m.def("unscanned_devices", &Scanner::unavailable_devices);
   m.def("scalar_value", &scalar_value);
   m.def("record_failure", &record_failure, py::arg("part"), py::arg("why"));

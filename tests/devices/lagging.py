@@ -20,6 +20,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD = REPOSITORY / "build" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 LIBRARY = Path(os.environ.get("LAGGING_DEVICE", BUILD / "tests" / "cpp" / "lagging.so"))
 
+# What scans: the body of the "kernel", or "operations" of PyTorch.
+SCANNER = os.environ.get("LAGGING_SCANNER", "kernel")
+
 
 class Lagging:
     """The device, and what programs have done with it."""
@@ -46,7 +49,7 @@ class Lagging:
         torch._register_device_module("lagging", module)
         for name in ("waits", "copies_back", "stale_reads", "scan_launches", "live_blocks", "end_capture"):
             getattr(self._library, f"lagging_{name}").restype = ctypes.c_int64
-        self._library.lagging_plug_into_torchnan()
+        self._library.lagging_plug_into_torchnan(int(SCANNER == "kernel"))
 
     def synchronize(self) -> None:
         """Computes what has been asked for, without being waited for."""
@@ -111,12 +114,21 @@ class Lagging:
         """Lets a few operations compute nothing, and scans read nothing, for the rest of the process."""
         self._library.lagging_use_stubs()
 
-    def fail_next_scanner(self) -> None:
-        self._library.lagging_fail_next_scanner()
+    def fail_next_scanner(self, error: int = 1) -> None:
+        """Lets the next attempt to make a scanner fail; with error 2 for lack of memory."""
+        self._library.lagging_fail_next_scanner(error)
 
     def refuse_scans(self, launches: int) -> None:
         """Lets the device refuse the next launches of scans."""
         self._library.lagging_refuse_scans(launches)
+
+    def refuse_resets(self, resets: int) -> None:
+        """Lets the device refuse the next resets of the alarm."""
+        self._library.lagging_refuse_resets(resets)
+
+    def break_device(self, is_broken: bool = True) -> None:
+        """Lets every call for scans fail from now on, as after a device-side assert, or no longer."""
+        self._library.lagging_break_device(int(is_broken))
 
 
 class Graph:

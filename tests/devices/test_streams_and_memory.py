@@ -188,6 +188,76 @@ def test_a_stream_that_is_not_current_keeps_its_batch(machine, device):
         assert machine.scan_launches() == 0
 
 
+ORDERS = pytest.mark.parametrize("first", ["default", "side"])
+
+
+def run_first(machine, device, side, first):
+    """Runs a stream as far as the other lets it, and then the rest."""
+    machine.run(side if first == "side" else default_stream(device), 10**6)
+    machine.synchronize()
+
+
+@ORDERS
+@pytest.mark.parametrize("is_full", [False, True], ids=["waiting", "launched by another call"])
+def test_a_write_on_another_stream_waits_for_the_scan_that_has_waited(machine, device, first, is_full):
+    """The event of the program is recorded before the batch is launched, so it does not cover the scan."""
+    main, side = default_stream(device), stream(device)
+    ones, zeros = torch.ones(64).to(device), torch.zeros(64).to(device)
+    machine.synchronize()
+    with torchnan.detect(action="log", rescan_every=1) as watch:
+        result = torch.special.i0e(ones)
+        side.wait_stream(main)
+        if is_full:
+            held = [torch.atan(ones) for _ in range(110)]
+        with side:
+            result.div_(zeros)
+        run_first(machine, device, side, first)
+        main.wait_stream(side)
+        result.sum().item()
+    assert errors(watch) == [("inf", "op", "aten::div_")]
+    assert not is_full or held
+
+
+@ORDERS
+def test_scratch_values_on_another_stream_are_not_those_of_the_scan(machine, device, first):
+    main, side = default_stream(device), stream(device)
+    ones = torch.ones(64).to(device)
+    machine.synchronize()
+    with torchnan.detect(action="log") as watch:
+        result = torch.special.i0e(ones)
+        side.wait_stream(main)
+        with side:
+            result.fill_(NAN)
+            result.zero_()
+        if first == "side":
+            machine.run(side, 3)
+        machine.run(main, 10**6)
+        machine.synchronize()
+        main.wait_stream(side)
+        result.sum().item()
+    assert watch.findings == []
+
+
+@ORDERS
+def test_a_kernel_on_another_stream_waits_for_the_scan_that_has_waited(machine, device, first):
+    """Like Triton's, which takes the address first."""
+    main, side = default_stream(device), stream(device)
+    ones = torch.ones(64).to(device)
+    machine.synchronize()
+    put_nan = ctypes.CFUNCTYPE(None, ctypes.c_int64)(
+        lambda address: setattr(ctypes.c_float.from_address(address), "value", NAN)
+    )
+    with torchnan.detect(action="log") as watch:
+        result = torch.special.i0e(ones)
+        side.wait_stream(main)
+        with side:
+            machine.enqueue(put_nan, result.data_ptr())
+        run_first(machine, device, side, first)
+        main.wait_stream(side)
+        (result * 2).sum().item()
+    assert errors(watch) == [("nan", "input", "aten::mul")]
+
+
 # -- copies in the background
 
 

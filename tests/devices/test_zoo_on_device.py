@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.devices.conftest import NAME
 from tests.devices.zoo_adapter import cannot_be_run, is_wrong
 from tests.zoo.framework import PROGRAMS
 from tests.zoo.run_score import score
@@ -20,6 +21,14 @@ WHERE = [
 
 @pytest.mark.parametrize("where", WHERE)
 def test_programs_that_run_there_are_reported_as_on_the_host(machine, where, tmp_path):
+    assert_reported_as_on_the_host(where, "zoo_adapter.py", tmp_path)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_they_are_reported_as_well_by_operations_of_pytorch(machine, where, tmp_path, monkeypatch):
+    if NAME != "lagging":
+        pytest.skip("a GPU has a kernel")
+    monkeypatch.setenv("LAGGING_SCANNER", "operations")
     assert_reported_as_on_the_host(where, "zoo_adapter.py", tmp_path)
 
 

@@ -48,12 +48,13 @@ def _format_options(options: DetectionOptions | None) -> str:
 
 
 def _gpus() -> str:
-    if torch.version.cuda is None:
-        return "none: this PyTorch is for the CPU"
-    if not torch.cuda.is_available():
-        return "none that PyTorch could use"
-    why = _C.unscanned_reason("cuda")
-    return f"NOT CHECKED: {why}" if why else f"checked:  {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        return "none: this PyTorch is for the CPU" if torch.version.cuda is None else "none that PyTorch could use"
+    if why := _C.unscanned_reason(device.type):
+        return f"NOT CHECKED: {why}"
+    name = torch.cuda.get_device_name() if device.type == "cuda" else device.type
+    return f"checked by {_C.scanner_name(device.type)}:  {torch.accelerator.device_count()} x {name}"
 
 
 def _compile() -> str:

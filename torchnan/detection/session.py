@@ -153,11 +153,11 @@ class detect(contextlib.ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None or not may_be_of_nonfinite(error):
-            self._leave(report_pending=error is None)
+        if error is None:
+            self._leave(report_pending=True)
             return
         try:
-            self._leave(report_pending=True)  # values that the frames of the error reference
+            self._leave(report_pending=may_be_of_nonfinite(error))  # values that the frames of the error reference
         except NonFiniteError as report:  # the program's own error propagates
             if sys.version_info >= (3, 11):
                 error.add_note(str(report))

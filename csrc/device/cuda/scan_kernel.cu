@@ -105,6 +105,15 @@ struct TorchnanScanner {
 
 namespace {
 
+static_assert(cudaErrorMemoryAllocation == TORCHNAN_OUT_OF_MEMORY);
+
+// Returns the error of a call of the scan. CUDA also keeps it for cudaGetLastError(), where the program would take it
+// for its own.
+int own(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
 // Lets this thread allocate, wait, and use its own stream while streams are being captured, by it or by others. A
 // capture in the mode that PyTorch uses would otherwise fail.
 class CaptureModeGuard {
@@ -163,13 +172,13 @@ const char* torchnan_cuda_error_text(int error) { return cudaGetErrorString(stat
 int torchnan_scanner_make(int, TorchnanScanner** made) {
   const CaptureModeGuard captures_go_on;
   cudaError_t error = load_kernels();
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess) return own(error);
   auto* scanner = new (std::nothrow) TorchnanScanner;
   if (scanner == nullptr) return cudaErrorMemoryAllocation;
   error = allocate(*scanner);
   if (error != cudaSuccess) {
     torchnan_scanner_free(scanner);
-    return error;
+    return own(error);
   }
   *made = scanner;
   return cudaSuccess;
@@ -191,15 +200,15 @@ int torchnan_scan(TorchnanScanner* scanner, const Table* table, uint64_t first, 
   const uint32_t chunks = table->first_chunk[table->entries];
   if (chunks == 0) return cudaSuccess;
   void* arguments[] = {const_cast<Table*>(table), &scanner->state, &first};
-  return launch(torchnan::cuda::scan, torchnan::cuda::blocks_for(chunks), arguments, stream);
+  return own(launch(torchnan::cuda::scan, torchnan::cuda::blocks_for(chunks), arguments, stream));
 }
 
 int torchnan_scan_strided(TorchnanScanner* scanner, const StridedEntry* strided, uint64_t number, void* stream) {
   const uint64_t wanted = torchnan::cuda::words_of(*strided) / torchnan::cuda::kStridedWords + 1;
   const uint64_t most = torchnan::cuda::kMaxStridedBlocks;
   void* arguments[] = {const_cast<StridedEntry*>(strided), &scanner->state, &number};
-  return launch(torchnan::cuda::scan_strided_entry, static_cast<uint32_t>(wanted < most ? wanted : most), arguments,
-                stream);
+  return own(launch(torchnan::cuda::scan_strided_entry, static_cast<uint32_t>(wanted < most ? wanted : most), arguments,
+                    stream));
 }
 
 int torchnan_record_mark(TorchnanScanner*, void* stream, void** mark) {
@@ -207,26 +216,28 @@ int torchnan_record_mark(TorchnanScanner*, void* stream, void** mark) {
   auto* event = static_cast<cudaEvent_t>(*mark);
   if (event == nullptr) {
     const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-    if (error != cudaSuccess) return error;
+    if (error != cudaSuccess) return own(error);
     *mark = event;
   }
-  return cudaEventRecord(event, static_cast<cudaStream_t>(stream));
+  return own(cudaEventRecord(event, static_cast<cudaStream_t>(stream)));
 }
 
-int torchnan_follow_mark(TorchnanScanner* scanner, void* mark) {
+int torchnan_follow_mark(void* mark, void* stream) {
   const CaptureModeGuard captures_go_on;
-  return cudaStreamWaitEvent(scanner->stream, static_cast<cudaEvent_t>(mark), 0);
+  return own(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(mark), 0));
 }
+
+void* torchnan_scanner_stream(const TorchnanScanner* scanner) { return scanner->stream; }
 
 int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream) {
   const CaptureModeGuard captures_go_on;
-  return cudaMemsetAsync(scanner->state.slots + first, 0, count * sizeof(Slot), static_cast<cudaStream_t>(stream));
+  return own(cudaMemsetAsync(scanner->state.slots + first, 0, count * sizeof(Slot), static_cast<cudaStream_t>(stream)));
 }
 
 int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, uint64_t handled) {
   const CaptureModeGuard captures_go_on;
   void* arguments[] = {&scanner->state, &handled};
-  return cudaLaunchKernel(torchnan::cuda::reset_alarm, dim3(1), dim3(1), arguments, 0, scanner->stream);
+  return own(cudaLaunchKernel(torchnan::cuda::reset_alarm, dim3(1), dim3(1), arguments, 0, scanner->stream));
 }
 
 int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count, Slot* slots) {
@@ -236,12 +247,12 @@ int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t cou
     error = cudaMemcpyAsync(slots, scanner->state.slots + first, count * sizeof(Slot), cudaMemcpyDeviceToHost,
                             scanner->stream);
   }
-  return error == cudaSuccess ? cudaStreamSynchronize(scanner->stream) : error;
+  return own(error == cudaSuccess ? cudaStreamSynchronize(scanner->stream) : error);
 }
 
 int torchnan_is_capturing(void* stream, int* capturing) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
   *capturing = status != cudaStreamCaptureStatusNone ? 1 : 0;
-  return error;
+  return own(error);
 }

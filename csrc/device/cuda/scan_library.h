@@ -11,7 +11,10 @@
 
 #include "device/cuda/scan_table.h"
 
-#define TORCHNAN_CUDA_ABI 3
+#define TORCHNAN_CUDA_ABI 4
+
+// What torchnan_scanner_make() returns for lack of memory: that of CUDA. A later call may succeed.
+#define TORCHNAN_OUT_OF_MEMORY 2
 
 extern "C" {
 
@@ -42,11 +45,14 @@ TORCHNAN_API int torchnan_scan_strided(TorchnanScanner* scanner, const torchnan:
 // The stream must not be captured.
 TORCHNAN_API int torchnan_record_mark(TorchnanScanner* scanner, void* stream, void** mark);
 
+// Makes a stream wait for another one to reach a mark. Neither may be captured.
+TORCHNAN_API int torchnan_follow_mark(void* mark, void* stream);
+
 // Queues the clearing of slots on a stream, which must not be captured.
 TORCHNAN_API int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream);
 
-// The following run on the scanner's own stream. follow_mark() makes it wait for another stream to reach a mark.
-TORCHNAN_API int torchnan_follow_mark(TorchnanScanner* scanner, void* mark);
+// The following run on the scanner's own stream, which the first returns. It is never captured.
+TORCHNAN_API void* torchnan_scanner_stream(const TorchnanScanner* scanner);
 // Resets the alarm if it is still `handled`, and counts the reset in either case.
 TORCHNAN_API int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, uint64_t handled);
 // Copies slots to the host, and waits for the copy.

@@ -20,10 +20,12 @@ c10::Stream stream_of(int64_t device, int64_t id) {
 
 extern "C" {
 
-TORCHNAN_API void lagging_plug_into_torchnan() { lagging::plug_into_torchnan(); }
+TORCHNAN_API void lagging_plug_into_torchnan(int by_kernel) { lagging::plug_into_torchnan(by_kernel != 0); }
 TORCHNAN_API void lagging_use_stubs() { lagging::use_stubs(); }
-TORCHNAN_API void lagging_fail_next_scanner() { lagging::fail_next_scanner(); }
+TORCHNAN_API void lagging_fail_next_scanner(int error) { lagging::fail_next_scanner(error); }
+TORCHNAN_API void lagging_break_device(int is_broken) { lagging::break_device(is_broken != 0); }
 TORCHNAN_API void lagging_refuse_scans(int launches) { lagging::refuse_scans(launches); }
+TORCHNAN_API void lagging_refuse_resets(int resets) { lagging::refuse_resets(resets); }
 TORCHNAN_API void lagging_run_all() { lagging::run_all(); }
 TORCHNAN_API void lagging_run(int64_t device, int64_t stream, int64_t max_items) {
   lagging::run(stream_of(device, stream), max_items);

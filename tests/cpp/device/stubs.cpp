@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "device/lagging_device.h"
+#include "device/kernel_scan.h"
 #include "device/scanner.h"
 
 struct TorchnanScanner {
@@ -61,7 +62,8 @@ int record_mark(TorchnanScanner* scanner, void*, void** mark) {
   *mark = scanner;
   return 0;
 }
-int follow_mark(TorchnanScanner*, void*) { return 0; }
+int follow_mark(void*, void*) { return 0; }
+void* own_stream(const TorchnanScanner*) { return nullptr; }
 int clear(TorchnanScanner*, uint32_t, uint32_t, void*) { return 0; }
 int reset_alarm(TorchnanScanner* scanner, uint64_t) {
   ++scanner->words.resets;
@@ -72,8 +74,9 @@ int is_capturing(void*, int* capturing) {
   *capturing = 0;
   return 0;
 }
-constexpr ScanFunctions kFunctions = {&error_text,  &make,        &free_scanner, &words,       &scan, &scan_strided,
-                                      &record_mark, &follow_mark, &clear,        &reset_alarm, &read, &is_capturing};
+constexpr ScanFunctions kFunctions = {&error_text,   &make,        &free_scanner, &words, &scan,
+                                      &scan_strided, &record_mark, &follow_mark,  &clear, &own_stream,
+                                      &reset_alarm,  &read,        &is_capturing};
 
 }  // namespace
 

@@ -81,7 +81,12 @@ using cudaStream_t = struct EmulatedStream*;
 using cudaEvent_t = struct EmulatedEvent*;
 struct cudaFuncAttributes {};
 
+namespace torchnan::emulated {
+extern cudaError_t last_error;
+}
+
 const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaGetLastError();
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
@@ -114,7 +119,7 @@ cudaError_t cudaLaunchKernel(void (*kernel)(Arguments...), dim3 grid, dim3 block
   using torchnan::emulated::counts;
   if (torchnan::emulated::refused_launches > 0) {
     --torchnan::emulated::refused_launches;
-    return cudaErrorLaunchOutOfResources;
+    return torchnan::emulated::last_error = cudaErrorLaunchOutOfResources;
   }
   ++counts.launches;
   counts.blocks = grid.x;

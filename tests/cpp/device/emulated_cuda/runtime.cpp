@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace torchnan::emulated {
@@ -15,6 +16,7 @@ Index block_index{};
 Index grid_size{};
 Counts counts{};
 int refused_launches = 0;
+cudaError_t last_error = cudaSuccess;
 
 namespace {
 
@@ -134,6 +136,7 @@ cudaError_t release(void* memory) {
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorLaunchOutOfResources ? "too many resources requested for launch" : "an error";
 }
+cudaError_t cudaGetLastError() { return std::exchange(torchnan::emulated::last_error, cudaSuccess); }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   std::swap(capture_mode, *mode);
   return cudaSuccess;
