@@ -258,8 +258,12 @@ void DeviceCheck::record_result(Devices::Lock& locked, const Result& result,
       type == EventType::kAllocated && plan_.handling == OpPlan::Handling::kAllocate && !plan_.returns_allocation;
   Event* const event = is_unknown ? nullptr : add_reader(locked, type, tensor, result.output);
   if (event == nullptr) {
-    locked.journal().forget(tensor);
-    if (!is_unknown) thread_.counters().count_skipped(Skip::kDevice);
+    if (is_unknown) {
+      locked.journal().forget(tensor);
+    } else {  // a captured write without a scan: replays repeat it unseen
+      locked.journal().record_exported(tensor.storage());
+      thread_.counters().count_skipped(Skip::kDevice);
+    }
     return;
   }
   event->output = result.output;

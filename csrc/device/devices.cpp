@@ -52,6 +52,7 @@ void Devices::Lock::make_journal() {
 
 // Slots are cleared two parts ahead, so scans of other streams that are still pending write nowhere near.
 Event* Devices::Lock::next(EventType type, const EventContext& context, const CurrentStream& stream) {
+  if (stream.is_capturing && !stream.scanner->can_be_captured()) return nullptr;
   Event* event = stream.is_capturing ? journal().add_captured() : &journal().add();
   if (event == nullptr) return nullptr;
   const uint64_t slot = event->number % cuda::kSlots;

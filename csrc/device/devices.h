@@ -108,7 +108,7 @@ class TORCHNAN_API Devices {
     }
 
     // Adds an event of an operation on `stream`; `Tensor` is at::Tensor or TensorSnapshot. Returns null if a graph is
-    // being captured and the room for its events is used up.
+    // being captured, and the room for its events is used up or its scans cannot be captured.
     template <typename Tensor>
     Event* add(EventType type, const Tensor& tensor, const EventContext& context, const CurrentStream& stream);
 

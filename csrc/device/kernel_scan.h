@@ -47,6 +47,7 @@ class KernelScan final : public ScanBackend {
   const char* name() const override { return "a kernel"; }
   void* handle_of(c10::Stream stream) const override { return streams_.getStreamNativeHandle(stream); }
   bool is_capturing(void* stream) const override;
+  bool can_be_captured() const override { return true; }
   bool answers() const override;
   void scan(const cuda::Table& table, const c10::StorageImpl* const* storages, uint64_t first, void* stream) override;
   void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number, void* stream) override;

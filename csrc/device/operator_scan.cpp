@@ -63,15 +63,17 @@ class OnStreamUnseen {
   const c10::impl::ExcludeDispatchKeyGuard unseen_;
 };
 
-// Returns the words of an entry as a tensor in its storage.
+// Returns the words of an entry as a tensor that does not keep their memory: the order of the stream does. (A second
+// reference to a storage that Python holds takes the GIL.)
 at::Tensor words_in(const c10::StorageImpl* of, const cuda::Entry& entry, at::IntArrayRef sizes,
                     at::IntArrayRef strides, c10::Device device) {
   const WordType type = type_of(entry.encoding);
-  auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(of));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), of->nbytes(),
+                       c10::DataPtr(const_cast<void*>(of->data()), device));
   const int64_t bytes = static_cast<const char*>(entry.data) - static_cast<const char*>(of->data());
   const c10::DispatchKeySet keys(c10::computeDispatchKey(std::nullopt, c10::kStrided, device));
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), keys,
-                                                         c10::scalarTypeToTypeMeta(type.number));
+  auto tensor =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, c10::scalarTypeToTypeMeta(type.number));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides,
                                                       bytes / static_cast<int64_t>(c10::elementSize(type.number)));
   return tensor;
@@ -93,6 +95,22 @@ at::Tensor magnitudes_of(const std::vector<at::Tensor>& tensors, FloatEncoding e
     largest.push_back(word.bitwise_and(mask).amax());
   }
   return at::stack(largest).to(at::kLong);
+}
+
+// Not every release of PyTorch asks its devices for this, and not every device answers.
+template <typename Streams>
+bool is_captured(const Streams& streams, c10::Stream stream) {
+  if constexpr (requires { streams.isStreamCapturing(stream); }) return streams.isStreamCapturing(stream);
+  return false;
+}
+
+bool can_tell_captures(const c10::impl::DeviceGuardImplInterface& streams, c10::Stream stream) {
+  try {
+    is_captured(streams, stream);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
 }
 
 // Not every device has more than one stream.
@@ -127,7 +145,8 @@ at::Tensor numbers(const std::vector<int64_t>& given, c10::Device device) {
 OperatorScan::OperatorScan(c10::Device device)
     : device_(device),
       streams_(*c10::impl::getDeviceGuardImpl(device.type())),
-      own_stream_(separate_stream(streams_, device)) {
+      own_stream_(separate_stream(streams_, device)),
+      can_tell_captures_(can_tell_captures(streams_, own_stream_)) {
   const OnStreamUnseen here(own_stream_);
   try {
     slots_ = at::zeros({cuda::kSlots}, on_host().device(device));
@@ -151,6 +170,10 @@ void* OperatorScan::handle_of(c10::Stream stream) const { return reinterpret_cas
 
 c10::Stream OperatorScan::stream_of(void* handle) const {
   return c10::Stream(c10::Stream::UNSAFE, device_, reinterpret_cast<c10::StreamId>(handle));
+}
+
+bool OperatorScan::is_capturing(void* stream) const {
+  return can_tell_captures_ && is_captured(streams_, stream_of(stream));
 }
 
 bool OperatorScan::answers() const {

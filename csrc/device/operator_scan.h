@@ -27,7 +27,8 @@ class OperatorScan final : public ScanBackend {
 
   const char* name() const override { return "operations of PyTorch"; }
   void* handle_of(c10::Stream stream) const override;
-  bool is_capturing(void*) const override { return false; }
+  bool is_capturing(void* stream) const override;
+  bool can_be_captured() const override { return false; }
   bool answers() const override;
   void scan(const cuda::Table& table, const c10::StorageImpl* const* storages, uint64_t first, void* stream) override;
   void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number, void* stream) override;
@@ -62,6 +63,7 @@ class OperatorScan final : public ScanBackend {
   const c10::Device device_;
   const c10::impl::DeviceGuardImplInterface& streams_;  // of PyTorch
   const c10::Stream own_stream_;
+  const bool can_tell_captures_;
   at::Tensor slots_;
   int64_t resets_ = 0;
   std::array<std::atomic<StreamWords*>, kMaxStreams> words_{};  // of the first streams that are not null

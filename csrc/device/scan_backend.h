@@ -24,8 +24,10 @@ class TORCHNAN_API ScanBackend {
   virtual const char* name() const = 0;  // for `torchnan doctor`
   virtual void* handle_of(c10::Stream stream) const = 0;
 
-  // Returns false where nothing is captured into graphs. A scan is captured with what it scans.
+  // Returns false where nothing is captured into graphs.
   virtual bool is_capturing(void* stream) const = 0;
+  // Whether a scan may be captured with what it scans.
+  virtual bool can_be_captured() const = 0;
   // Asks what any device can answer at once: after an error that ends its work, such as a device-side assert, it
   // answers nothing.
   virtual bool answers() const = 0;

@@ -68,6 +68,7 @@ class TORCHNAN_API Scanner {
   CurrentStream current_stream() const;
   CurrentStream default_stream() const { return describe(default_handle_); }
   bool is_on_default_stream() const { return streams_.getStream(device_) == default_stream_; }
+  bool can_be_captured() const { return backend_->can_be_captured(); }
 
   // Whether the device answers nothing any more, as after a device-side assert. The following do nothing then. Before,
   // they throw std::runtime_error if the device refuses a single request.

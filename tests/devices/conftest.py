@@ -7,9 +7,13 @@ import os
 import pytest
 import torch
 
+from tests.devices.lagging import SCANNER
 from tests.devices.simulated_ranks import simulated_ranks
 
 NAME = os.environ.get("TEST_DEVICE", "lagging")
+
+# For tests that count or refuse launches of the kernel, or the operators that a profiler shows.
+of_kernel = pytest.mark.skipif(SCANNER != "kernel", reason="operations of PyTorch scan here")
 
 
 @pytest.fixture(scope="session")

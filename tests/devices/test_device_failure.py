@@ -6,10 +6,13 @@ import pytest
 import torch
 
 import torchnan
-from tests.devices.conftest import NAME
+from tests.devices.conftest import NAME, of_kernel
 from torchnan.detection.errors import DetectorWarning
 
-pytestmark = pytest.mark.skipif(NAME != "lagging", reason="a GPU that has failed cannot be used again")
+pytestmark = [
+    pytest.mark.skipif(NAME != "lagging", reason="a GPU that has failed cannot be used again"),
+    of_kernel,
+]
 
 
 @pytest.fixture(autouse=True)

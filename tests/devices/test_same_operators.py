@@ -22,9 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchnan
 from benchmarks.gpu import models
+from tests.devices.conftest import of_kernel
 from tests.devices.simulated_ranks import simulated_ranks
 
 WARM_UP = 3
+pytestmark = of_kernel
+
 Loss = Callable[[nn.Module], torch.Tensor]
 
 

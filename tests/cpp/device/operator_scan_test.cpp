@@ -25,7 +25,7 @@ class OperatorScanTest : public testing::TestWithParam<c10::ScalarType> {
     return *Scanner::of(lagging::device());
   }
 
-  // Returns the largest magnitude, and the alarm.
+  // Returns the largest magnitude, the same for every NaN, and the alarm.
   static std::pair<uint64_t, uint64_t> scan(Scanner& scanner, const at::Tensor& tensor, EventNumber number) {
     void* const stream = scanner.current_stream().handle;
     ScanList scans;
@@ -39,7 +39,7 @@ class OperatorScanTest : public testing::TestWithParam<c10::ScalarType> {
     if (alarm != cuda::kNoAlarm) scanner.reset_alarm(alarm);
     lagging::run_all();
     EXPECT_EQ(scanner.alarm(), cuda::kNoAlarm);
-    return {slot.max_magnitude, alarm};
+    return {std::min(slot.max_magnitude, traits_of(*encoding_of(tensor.scalar_type())).first_nan), alarm};
   }
 
   Scanner& kernel = kernel_is_set();
@@ -89,9 +89,15 @@ TEST(OperatorScan, TheLowestNumberOfAllStreamsIsTheAlarm) {
   EXPECT_EQ(scanner.alarm(), 20u);
 }
 
-TEST(OperatorScan, ADeviceWithoutAKernelIsScannedByOperators) {
-  lagging::plug_into_torchnan(/*by_kernel=*/false);
-  EXPECT_EQ(Scanner::name_of(lagging::device(1)), "operations of PyTorch");
+TEST(OperatorScan, IsNotCaptured) {
+  Scanner scanner(lagging::device(), nullptr);
+  const c10::Stream other = lagging::new_stream();
+  const lagging::OnStream on_other(other);
+  EXPECT_FALSE(scanner.current_stream().is_capturing);
+  lagging::begin_capture(other);
+  EXPECT_TRUE(scanner.current_stream().is_capturing);
+  EXPECT_FALSE(scanner.can_be_captured());
+  lagging::end_capture(other);
 }
 
 }  // namespace

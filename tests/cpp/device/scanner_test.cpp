@@ -8,8 +8,13 @@
 namespace torchnan {
 namespace {
 
-TEST(Scanner, IsMadeLaterIfMemoryWasLacking) {
+void forget_scanners() {
+  Scanner::forget_after_fork();
   lagging::plug_into_torchnan();
+}
+
+TEST(Scanner, IsMadeLaterIfMemoryWasLacking) {
+  forget_scanners();
   lagging::fail_next_scanner(TORCHNAN_OUT_OF_MEMORY);
   EXPECT_EQ(Scanner::of(lagging::device(1)), nullptr);
   EXPECT_EQ(Scanner::unavailable_reason(lagging::device(1)), "an error of the lagging device");
@@ -20,9 +25,17 @@ TEST(Scanner, IsMadeLaterIfMemoryWasLacking) {
 }
 
 TEST(Scanner, IsNotTriedAgainAfterAnotherError) {
-  lagging::plug_into_torchnan();
+  forget_scanners();
   lagging::fail_next_scanner(1);
   for (int request = 0; request < 1000; ++request) ASSERT_EQ(Scanner::of(lagging::device(1)), nullptr);
+  forget_scanners();
+}
+
+TEST(Scanner, ScansADeviceWithoutAKernelByOperations) {
+  forget_scanners();
+  lagging::plug_into_torchnan(/*by_kernel=*/false);
+  EXPECT_EQ(Scanner::name_of(lagging::device(1)), "operations of PyTorch");
+  forget_scanners();
 }
 
 TEST(Scanner, ARefusedResetLeavesTheAlarmUp) {

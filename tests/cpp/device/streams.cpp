@@ -10,6 +10,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/version.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/Exception.h>
 
@@ -125,6 +126,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   bool queryStream(const c10::Stream& stream) const override { return queued(stream) == 0; }
   void synchronizeStream(const c10::Stream& stream) const override { wait_for(&queue_of(stream)); }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  bool isStreamCapturing(const c10::Stream& stream) const override { return is_capturing(&queue_of(stream)); }
+#endif
   void synchronizeDevice(c10::DeviceIndex) const override {
     ++counted.waits;
     run_all();
