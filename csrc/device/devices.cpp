@@ -106,6 +106,7 @@ template Event* Devices::Lock::add_reader(EventType, const TensorSnapshot&, cons
 
 bool Devices::Lock::add_to_batch(const CurrentStream& stream, const at::Tensor& tensor, const Event& event,
                                  bool& has_filled) {
+  if (!stream.scanner->may_batch()) return false;
   DeviceState& state = devices_.state_of(*stream.scanner);
   state.waits = true;
   const bool is_added = state.batch.add(tensor, event.number, event.limit());

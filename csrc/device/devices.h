@@ -118,7 +118,7 @@ class TORCHNAN_API Devices {
                       c10::ArrayRef<EventInput> inputs);
 
     // Adds the scan of a new tensor to the batch of its device. Sets `has_filled` if the batch is full then. Returns
-    // false if there is no room.
+    // false if there is no room, or the device batches nothing.
     bool add_to_batch(const CurrentStream& stream, const at::Tensor& tensor, const Event& event, bool& has_filled);
 
    private:

@@ -266,6 +266,7 @@ void OperatorScan::clear(uint32_t first_slot, uint32_t slots, void* stream) {
   slots_.narrow(0, first_slot, slots).zero_();
 }
 
+// The alarms of other streams are higher, and were handled with it.
 void OperatorScan::reset_alarm(uint64_t handled) {
   ++resets_;
   for (std::atomic<StreamWords*>& slot : words_) {
@@ -273,7 +274,7 @@ void OperatorScan::reset_alarm(uint64_t handled) {
     if (words == nullptr) break;
     const OnStreamUnseen here(words->stream);
     at::Tensor alarm = words->on_device.select(0, 0);
-    alarm.masked_fill_(alarm.eq(as_signed(handled)), kNone);
+    alarm.masked_fill_(alarm.ge(as_signed(handled)), kNone);
     words->on_device.select(0, 1).add_(1);
     words->on_host.copy_(words->on_device, /*non_blocking=*/true);
   }

@@ -13,6 +13,7 @@
 
 #include "device/kernel_scan.h"
 #include "device/operator_scan.h"
+#include "host/environment.h"
 #include "process/fork_safe_mutex.h"
 #include "text/format.h"
 
@@ -129,7 +130,8 @@ void Scanner::set_host(c10::DeviceType type, const ScanFunctions* functions) {
 Scanner::Scanner(c10::Device device, const ScanFunctions* functions)
     : device_(device),
       streams_(*c10::impl::getDeviceGuardImpl(device.type())),
-      default_stream_(streams_.getDefaultStream(device)) {
+      default_stream_(streams_.getDefaultStream(device)),
+      may_batch_(!is_launch_blocking()) {
   const c10::DeviceGuard guard(device_);
   if (functions != nullptr) {
     backend_ = std::make_unique<KernelScan>(device, *functions);

@@ -69,6 +69,8 @@ class TORCHNAN_API Scanner {
   CurrentStream default_stream() const { return describe(default_handle_); }
   bool is_on_default_stream() const { return streams_.getStream(device_) == default_stream_; }
   bool can_be_captured() const { return backend_->can_be_captured(); }
+  // Whether scans may wait to be launched together.
+  bool may_batch() const { return may_batch_; }
 
   // Whether the device answers nothing any more, as after a device-side assert. The following do nothing then. Before,
   // they throw std::runtime_error if the device refuses a single request.
@@ -115,6 +117,7 @@ class TORCHNAN_API Scanner {
   const c10::Stream default_stream_;
   std::unique_ptr<ScanBackend> backend_;
   void* default_handle_ = nullptr;
+  const bool may_batch_;
   std::atomic<uint64_t> resets_{0};
   mutable std::atomic<bool> lost_{false};
   mutable std::atomic<uint64_t> handled_{cuda::kNoAlarm};  // the alarm that could not be reset on a lost device

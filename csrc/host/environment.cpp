@@ -14,6 +14,11 @@ bool is_disabled() noexcept {
   return off;
 }
 
+bool is_launch_blocking() noexcept {
+  const char* value = std::getenv("CUDA_LAUNCH_BLOCKING");
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
 std::optional<int64_t> rank_from_environment() noexcept {
   const char* value = std::getenv("RANK");
   if (value == nullptr) return std::nullopt;

@@ -14,4 +14,7 @@ TORCHNAN_API bool is_disabled() noexcept;
 // Returns RANK, which launchers set for each process; nothing if it is unset or not a number.
 TORCHNAN_API std::optional<int64_t> rank_from_environment() noexcept;
 
+// Whether CUDA_LAUNCH_BLOCKING asks for kernels that run one by one, so that a failure is known where it happens.
+TORCHNAN_API bool is_launch_blocking() noexcept;
+
 }  // namespace torchnan

@@ -7,6 +7,7 @@ import torch
 
 import torchnan
 from tests.devices.conftest import NAME, of_kernel
+from tests.support.processes import run_python
 from torchnan.detection.errors import DetectorWarning
 
 pytestmark = [
@@ -99,6 +100,24 @@ def test_detection_goes_on_after_a_refused_reset_of_the_alarm(machine, device):
     with torchnan.detect(action="log") as watch:
         divide()
     assert [finding.op for finding in watch.findings] == ["aten::div"]
+
+
+FAILS_AFTER_A_NAN = """
+import torch, torchnan
+from tests.devices.lagging import Lagging
+machine = Lagging()
+with torchnan.detect(action="log") as watch:
+    bad = torch.zeros(64).to("lagging:0").log()
+    machine.synchronize()
+    machine.break_device()
+print([finding.op for finding in watch.findings])
+"""
+
+
+@pytest.mark.parametrize(("blocking", "named"), [("0", "[]\n"), ("1", "['aten::log']\n")])
+def test_no_scan_waits_where_launches_are_to_run_one_by_one(blocking, named):
+    """As CUDA's message for an assert suggests. Otherwise the failure comes before the scan."""
+    assert run_python(FAILS_AFTER_A_NAN, CUDA_LAUNCH_BLOCKING=blocking).stdout == named
 
 
 def test_what_waits_is_scanned_before_a_kernel_that_may_end_the_work_of_the_device(machine, device):
