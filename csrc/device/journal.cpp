@@ -119,8 +119,8 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
   Entry& entry = entry_for(tensor.storage());
   // A graph writes there again at every replay, which torchnan cannot see.
   if (entry.last >= kFirstCaptured && number < kFirstCaptured) entry.exported = true;
-  Event* const event = find(number);
-  if (event != nullptr) event->begins_anew = entry.stale;
+  Event* const event = entry.stale ? find(number) : nullptr;
+  if (event != nullptr) event->begins_anew = true;
   entry.last = entry.newest = number;
   entry.stale = entry.exported;
 }
