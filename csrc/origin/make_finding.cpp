@@ -141,10 +141,44 @@ void append_to_hint(Finding& finding, const std::string& clause) {
 
 // For an Inf that no operation made, the report also names the operation that turned it into a NaN.
 void add_first_nan(const Cause& cause, const DetectionSession& session, Finding& finding) {
-  if (!cause.first_nan || finding.origin == Origin::kOp) return;
-  const LineageStep made = fill_step(*cause.first_nan, session);
-  const std::string location = made.file.empty() ? "" : format_text(" ({})", location_of(made.file, made.line));
-  append_to_hint(finding, format_text("{} made NaN of it{}", without_namespace(made.op), location));
+  if (cause.first_nan == nullptr || finding.kind == Kind::kNaN || finding.constant) return;
+  const FirstNan& made = *cause.first_nan;
+  const ResolvedSite resolved = query_site(made.site, session);
+  const Frame frame = resolved.stack.empty() ? Frame{} : resolved.stack.front();
+  const std::string location = frame.file.empty() ? "" : format_text(" ({})", location_of(frame.file, frame.line));
+  const std::string node = made.site.node.empty() ? "" : format_text(" in {}", made.site.node);
+  append_to_hint(finding, format_text("{}{} made NaN of it{}", without_namespace(made.plan->name), node, location));
+}
+
+// Whether the NaN came from a number or an array of the program, which it may have read before.
+bool is_given_by_program(const OriginRecord& origin, const Finding& finding) {
+  const bool is_nan_number = std::any_of(finding.inputs.begin(), finding.inputs.end(), [](const InputSummary& input) {
+    return input.dtype == InputSummary::kNumber && input.tally.nan > 0;
+  });
+  const bool is_written = origin.source == OriginRecord::Source::kConstant || origin.taken_over;
+  return is_nan_number || (is_written && origin.kinds.nan());
+}
+
+// A NaN may leave in a number, a list or an array, and come back. Nothing proves that it is the same one.
+void add_earlier_read(const OriginRecord& origin, const DetectionSession& session, Finding& finding) {
+  if (!is_given_by_program(origin, finding)) return;
+  const auto read = read_before(session, origin);
+  if (!read) return;
+  const std::vector<Frame>& stack = read->origin->facts.stack;
+  const std::string made = stack.empty() ? "" : " at " + location_of(stack.front().file, stack.front().line);
+  const Frame frame = frame_of(read->site, session);
+  const std::string where = frame.file.empty() ? "" : " at " + location_of(frame.file, frame.line);
+  append_to_hint(finding,
+                 format_text("user code had read a NaN{}, which {} had made{}", where, read->origin->facts.op, made));
+}
+
+// A parameter or buffer whose memory was never written: to_empty(), and a checkpoint without it.
+void add_allocation(const OriginRecord& origin, const DetectionSession& session, Finding& finding) {
+  if (!origin.unwritten || finding.origin == Origin::kUninit) return;
+  const Frame frame = frame_of(origin.allocation.live, session);
+  const std::string where = frame.file.empty() ? "" : format_text(" ({})", location_of(frame.file, frame.line));
+  append_to_hint(finding, format_text("nothing has written to this memory since {} allocated it{}",
+                                      without_namespace(origin.allocator), where));
 }
 
 // A value that the program wrote into a weight, or took over from elsewhere, is reported with its first reader.

@@ -85,9 +85,16 @@ size_t walk_frames(RawFrame* frames, size_t capacity) noexcept {
   if (thread == nullptr) return 0;
   size_t count = 0;
   const Frame* const last = end;
-  for (Frame* frame = innermost(thread); frame != last && count < capacity; frame = caller(frame)) {
-    if (is_python_code(frame)) frames[count++] = describe(frame);
+  Frame* outermost = nullptr;
+  for (Frame* frame = innermost(thread); frame != last && frame != nullptr; frame = caller(frame)) {
+    if (!is_python_code(frame)) continue;
+    if (count < capacity) {
+      frames[count++] = describe(frame);
+    } else {
+      outermost = frame;
+    }
   }
+  if (outermost != nullptr) frames[capacity - 1] = describe(outermost);
   return count;
 }
 

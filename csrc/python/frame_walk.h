@@ -13,7 +13,8 @@ struct RawFrame {
   PyObject* first_local;  // borrowed: the first argument, or null
 };
 
-// Writes at most `capacity` frames, the innermost first, and returns their number. A thread unknown to Python has none.
+// Writes at most `capacity` frames, the innermost first, and returns their number. The last of more frames is always
+// the outermost one. A thread unknown to Python has none.
 // Only the frames of the calling thread are read, and only that thread can change them, so no lock is needed. The
 // layout of frames is internal to CPython; each version needs a few separate lines here.
 size_t walk_frames(RawFrame* frames, size_t capacity) noexcept;

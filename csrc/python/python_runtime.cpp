@@ -27,11 +27,13 @@ py::list stack_frames(SiteId site) {
 
 namespace {
 
-std::vector<Frame> frames_of(const py::handle& lines) {
+// `lines`: of the introspection, which says of a file whether it is installed.
+std::vector<Frame> frames_of(const py::handle& lines, const py::handle& introspection) {
+  const py::object is_installed = introspection.attr("is_installed");
   std::vector<Frame> frames;
   for (const py::handle frame : lines) {
     const auto [file, line, function] = frame.cast<std::tuple<py::str, int64_t, py::str>>();
-    frames.push_back({from_py_str(file), line, from_py_str(function)});
+    frames.push_back({from_py_str(file), line, from_py_str(function), is_installed(file).cast<bool>()});
   }
   return frames;
 }
@@ -105,9 +107,13 @@ class PythonRuntime final : public HostRuntime {
       const py::tuple answer =
           module_.attr("resolve_site")(stack_frames(site.live), stack_frames(site.forward), site.node, site.grad_mode,
                                        reinterpret_cast<uintptr_t>(&session));
-      resolved.stack = frames_of(answer[0]);
-      resolved.backward_stack = frames_of(answer[3]);
-      if (!answer[1].is_none()) resolved.module = from_py_str(answer[1]);
+      resolved.stack = frames_of(answer[0], module_);
+      resolved.backward_stack = frames_of(answer[3], module_);
+      if (!answer[1].is_none()) {
+        const auto [path, type] = answer[1].cast<std::tuple<py::str, py::str>>();
+        resolved.module = from_py_str(path);
+        resolved.module_type = from_py_str(type);
+      }
       resolved.phase = parse_enum<Phase>(from_py_str(answer[2]));
       last_site_.set(site, session, resolved);
     });

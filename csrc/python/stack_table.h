@@ -47,9 +47,9 @@ class StackTable {
   std::vector<Frame> frames(SiteId site);
 
  private:
-  static constexpr size_t kMaxDepth = 96;         // frames beyond the innermost of these are left out
-  static constexpr size_t kMaxFrames = 1 << 20;   // 32 MB; further stacks of live modules are unknown
-  static constexpr size_t kFewFrames = 1 << 14;   // with fewer, dead objects are not evicted
+  static constexpr size_t kMaxDepth = 96;        // frames between the innermost and the outermost of these are left out
+  static constexpr size_t kMaxFrames = 1 << 20;  // 32 MB; further stacks of live modules are unknown
+  static constexpr size_t kFewFrames = 1 << 14;  // with fewer, dead objects are not evicted
   static constexpr uint64_t kWorthSweeping = 64;  // number of freed objects that make an eviction worthwhile
 
   using Stack = std::array<RawFrame, kMaxDepth>;

@@ -37,6 +37,7 @@ void for_each_field(F& frame, Visitor&& visit) {
   visit("file", frame.file);
   visit("line", frame.line);
   visit("function", frame.function);
+  visit("installed", frame.installed);
 }
 
 template <MaybeConst<InputSummary> I, typename Visitor>

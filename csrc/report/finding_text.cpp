@@ -6,7 +6,6 @@
 
 #include "report/number_text.h"
 #include "report/operator_name.h"
-#include "report/own_frame.h"
 #include "report/repetitions.h"
 #include "text/format.h"
 #include "text/printable.h"
@@ -282,17 +281,25 @@ std::string format_row(const StackRow& row) {
   return text;
 }
 
-// The innermost frames. If the first frame of user code lies further out, it replaces the last of them.
+// The innermost frames, the first frame of user code, and the outermost one. A note stands for those in between.
 void add_stack(std::string& text, const char* label, const std::vector<Frame>& frames, size_t shown) {
   const std::vector<StackRow> rows = stack_rows(frames);
-  const auto own = std::find_if(rows.begin(), rows.end(),
-                                [found = own_frame(frames)](const StackRow& row) { return row.frame == found; });
-  const size_t depth = own == rows.end() ? 0 : static_cast<size_t>(own - rows.begin());
-  const size_t inner = std::min(rows.size(), depth < shown ? shown : shown_of(depth, shown - 1));
-  for (size_t i = 0; i < inner; ++i) add_row(text, i == 0 ? label : "", format_row(rows[i]));
-  if (depth < shown) return;
-  if (depth > inner) add_row(text, "", format_text("... {} more", depth - inner));
-  add_row(text, "", format_row(*own));
+  const auto is_own = [](const StackRow& row) { return !row.frame->installed; };
+  const auto own = std::find_if(rows.begin(), rows.end(), is_own);
+  const auto outermost = std::find_if(rows.rbegin(), rows.rend(), is_own);
+  const size_t end = outermost == rows.rend() ? rows.size() : static_cast<size_t>(rows.rend() - outermost);
+  const size_t innermost = own == rows.end() ? 0 : static_cast<size_t>(own - rows.begin());
+  std::vector<size_t> wanted;
+  for (size_t i = 0; i < std::min(rows.size(), innermost < shown ? shown : shown - 1); ++i) wanted.push_back(i);
+  if (innermost >= shown) wanted.push_back(innermost);
+  if (end > 0 && end - 1 > wanted.back()) wanted.push_back(end - 1);
+  size_t next = 0;
+  for (const size_t i : wanted) {
+    if (i == next + 1) add_row(text, "", format_row(rows[next]));
+    if (i > next + 1) add_row(text, "", format_text("... {} more", i - next));
+    add_row(text, i == 0 ? label : "", format_row(rows[i]));
+    next = i + 1;
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 #include "report/finding_fields.h"
 
@@ -45,6 +46,12 @@ class Truncation {
   template <typename Part>
   void operator()(const char*, std::vector<Part>& parts) {
     keep_first(parts, limit_.items);
+  // Keeps the outermost frame, too.
+  void operator()(const char*, std::vector<Frame>& stack) {
+    if (stack.size() > limit_.items) std::swap(stack[limit_.items - 1], stack.back());
+    keep_first(stack, limit_.items);
+    for (Frame& frame : stack) for_each_field(frame, *this);
+  }
     for (Part& part : parts) for_each_field(part, *this);
   }
   template <typename Number>

@@ -17,7 +17,7 @@ from torchnan.distributed.incidents import incidents
 @pytest.fixture
 def log(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    frame = {"file": str(tmp_path / "src" / "train.py"), "line": 7, "function": "f"}
+    frame = {"file": str(tmp_path / "src" / "train.py"), "line": 7, "function": "f", "installed": False}
     write_log(tmp_path / "rank-0.jsonl", received(rank=0))
     return write_log(
         tmp_path / "rank-1.jsonl", masked_row(rank=1, stack=[frame]), masked_row(level="warning", op="a::b")
@@ -77,7 +77,7 @@ def test_paths_begin_at_the_root_of_the_repository(workspace, file, tmp_path, mo
         monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     else:
         (tmp_path / ".git").touch()  # a file, in a separate work tree
-    frame = {"file": file.format(root=tmp_path), "line": 7, "function": "f"}
+    frame = {"file": file.format(root=tmp_path), "line": 7, "function": "f", "installed": False}
     story = incidents([finding_of(masked_row(stack=[frame]))])
     assert code_host.github(story).startswith("::error file=train.py,line=7,")
     (result,) = json.loads(code_host.sarif(story))["runs"][0]["results"]
@@ -87,7 +87,7 @@ def test_paths_begin_at_the_root_of_the_repository(workspace, file, tmp_path, mo
 def test_a_file_outside_the_repository_keeps_its_path(tmp_path, monkeypatch):
     (tmp_path / "repository" / ".git").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "repository")
-    frame = {"file": "../elsewhere.py", "line": 7, "function": "f"}
+    frame = {"file": "../elsewhere.py", "line": 7, "function": "f", "installed": False}
     (line,) = code_host.github(incidents([finding_of(masked_row(stack=[frame]))])).split("\n")
     assert line.startswith(f"::error file={tmp_path}/elsewhere.py,line=7,")
 
@@ -102,7 +102,11 @@ def test_sarif_fits_its_schema(line, tmp_path, capsys):
 
 def test_names_of_strangers_end_no_command(log):
     told = finding_of(
-        masked_row(op="a\n::error::b", module=HOSTILE, stack=[{"file": "a,b:c%\x1b", "line": 1, "function": ""}])
+        masked_row(
+            op="a\n::error::b",
+            module=HOSTILE,
+            stack=[{"file": "a,b:c%\x1b", "line": 1, "function": "", "installed": False}],
+        )
     )
     (line,) = code_host.github(incidents([told])).split("\n")
     assert line.startswith("::error file=a%2Cb%3Ac%25\\x1b,line=1,title=torchnan%3A NaN at step 17 (cpu)::")

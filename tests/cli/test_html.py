@@ -102,7 +102,7 @@ def test_a_phone_shows_the_whole_graph(tmp_path):
 
 
 def test_names_of_strangers_are_text(tmp_path):
-    frame = {"file": HOSTILE, "line": 1, "function": HOSTILE}
+    frame = {"file": HOSTILE, "line": 1, "function": HOSTILE, "installed": False}
     told = masked_row(
         op=HOSTILE,
         module=HOSTILE,
@@ -110,7 +110,7 @@ def test_names_of_strangers_are_text(tmp_path):
         stack=[frame],
         lineage=[{"op": HOSTILE, "file": HOSTILE, "line": 1}],
         inputs=[{**masked_row()["inputs"][0], "name": HOSTILE, "dtype": HOSTILE}],
-        harm={"kind": "guard", "name": HOSTILE, "file": HOSTILE, "line": 1, "applied": None},
+        harm={"kind": "guard", "name": HOSTILE, "file": HOSTILE, "line": 1, "applied": None, "step": None},
     )
     page = tmp_path / "page.html"
     page.write_text(findings_page.html([finding_of(told)], [HOSTILE], [HOSTILE]))

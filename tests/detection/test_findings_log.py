@@ -174,7 +174,7 @@ print(set(opened))
 
 def test_no_path_that_a_log_names_is_opened(path):
     line = json.loads(lines_of(path)[0])
-    line["stack"] = [{"file": __file__, "line": 1, "function": "f"}]
+    line["stack"] = [{"file": __file__, "line": 1, "function": "f", "installed": False}]
     line["harm"]["file"] = line["inputs"][0]["constant"] = "/etc/passwd"
     path.write_text(json.dumps(line) + "\n")
     ended = run_forked(OPENED, str(path))

@@ -96,7 +96,10 @@ def test_a_notebook_shows_the_findings_of_a_session():
 
 def test_names_of_strangers_are_text_in_a_notebook():
     told = masked_row(
-        op=HOSTILE, module=HOSTILE, hint=HOSTILE, stack=[{"file": HOSTILE, "line": 1, "function": HOSTILE}]
+        op=HOSTILE,
+        module=HOSTILE,
+        hint=HOSTILE,
+        stack=[{"file": HOSTILE, "line": 1, "function": HOSTILE, "installed": False}],
     )
     shown = Elements(finding_of(told)._repr_html_())
     assert {"script", "img", "style", "svg"}.isdisjoint(shown.names)

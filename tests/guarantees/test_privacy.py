@@ -117,13 +117,14 @@ def test_nothing_of_the_program_but_names_and_ranges(tmp_path, figure):
 
 # -- the fields of every format: a new one is noticed here first
 
-FRAME = {"file", "line", "function"}
+FRAME = {"file", "line", "function", "installed"}
 FINDING = {
-    "schema", "level", "kind", "origin", "phase", "op", "overload", "output", "node", "module", "name", "constant",
+    "schema", "level", "kind", "origin", "phase", "op", "overload", "output", "node", "module", "module_type", "name",
+    "constant",
     "collective", "stack", "backward_stack", "step",
     "rank", "thread", "process", "item", "device", "dtype", "shape", "strides", "nan", "posinf", "neginf",
     "first_index", "inputs",
-    "compiled", "lineage", "lineage_omitted", "harm", "hint", "repeats",
+    "compiled", "lineage", "lineage_omitted", "harm", "hint", "others", "others_omitted", "repeats",
 }  # fmt: skip
 INPUT = {
     "name", "dtype", "shape", "min", "max", "absmax", "nan", "posinf", "neginf", "overwritten", "constant",
@@ -153,7 +154,7 @@ def check_finding(line: dict) -> None:
     assert all(frame.keys() == FRAME for frame in line["stack"])
     assert all(one.keys() == INPUT for one in line["inputs"])
     assert all(step.keys() == {"op", "file", "line"} for step in line["lineage"])
-    assert line["harm"].keys() == {"kind", "name", "file", "line", "applied"}
+    assert line["harm"].keys() == {"kind", "name", "file", "line", "applied", "step"}
 
 
 def check_step(line: dict) -> None:

@@ -19,6 +19,7 @@ class Frame:
     line: int
     function: str
 
+    installed: bool
     def __str__(self) -> str:
         return f"{printable(self.file)}:{self.line} {printable(self.function)}"
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import json
+import math
 import os
 import sys
 import sysconfig
 import traceback
+import urllib.parse
+import urllib.request
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType, FunctionType
@@ -417,6 +421,65 @@ def hide(code: CodeType) -> None:
 
 def _without_hidden(frames: list[RawFrame]) -> list[RawFrame]:
     hidden = [i for i, (code, *_) in enumerate(frames) if id(code) in _hidden]
+@functools.lru_cache(maxsize=4096)
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to a package that the program uses, not to the program.
+
+    Apart from the folders of installed packages, the nearest folder around the file decides. The project of an editable
+    install and an entry of ``sys.path`` are installed, unless the program's script lies in them. Without a script, as
+    in a notebook or under pytest, all that lies in the working directory is the program's.
+    """
+    if package_of(file) is not None or is_internal(file):
+        return True
+    try:
+        script = _folder_of_script()
+        program = script or os.getcwd()
+        around = max((one for one in _import_folders() if _is_in(file, one)), key=len, default=program)
+        is_programs = _is_in(program, around) or (script is None and _is_in(file, program))
+        return not is_programs or file in _files_installed_in(around)
+    except (OSError, ValueError):  # no working directory, damaged metadata
+        return False
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(os.path.join(folder, ""))
+
+
+def _folder_of_script() -> str | None:
+    """Returns the folder of the program's script; ``None`` if there is none, or if an installed command runs the
+    program."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not script:
+        return None
+    script = os.path.abspath(script)
+    folder = os.path.dirname(script)
+    return None if folder == _COMMANDS or package_of(script) is not None or is_internal(script) else folder
+
+
+def _import_folders() -> Iterator[str]:
+    """Yields the folders of ``sys.path`` and those of the projects that are installed as editable."""
+    yield from (os.path.abspath(one) for one in sys.path if isinstance(one, str))
+    yield from _editable_projects()
+
+
+@functools.cache
+def _editable_projects() -> list[str]:
+    from importlib import metadata  # not needed before there is a report
+
+    abouts = [json.loads(one.read_text("direct_url.json") or "{}") for one in metadata.distributions()]
+    urls = [about["url"] for about in abouts if about.get("dir_info", {}).get("editable")]
+    return [urllib.request.url2pathname(urllib.parse.urlsplit(url).path) for url in urls]
+
+
+@functools.cache
+def _files_installed_in(folder: str) -> set[str]:
+    """Returns the files that installers have put beside the program, as ``pip install --target`` does."""
+    from importlib import metadata
+
+    records = [one.read_text("RECORD") or "" for one in metadata.distributions(path=[folder])]
+    return {os.path.join(folder, row.split(",")[0]) for record in records for row in record.splitlines()}
+
+
     return frames[hidden[-1] + 1 :] if hidden else frames
 
 
@@ -559,8 +622,9 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     return root
 
 
-def _module_path(modules: list[torch.nn.Module], session_id: int) -> str | None:
-    """Returns the dotted path of the innermost module that is part of a model; ``None`` outside every model.
+def _module_of(modules: list[torch.nn.Module], session_id: int) -> tuple[str, str] | None:
+    """Returns the dotted path of the innermost module that is part of a model, and the name of its class; ``None``
+    outside every model.
 
     Args:
         modules: those that are being called, innermost first.

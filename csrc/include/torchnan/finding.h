@@ -36,6 +36,7 @@ struct Frame {
   std::string file;
   int64_t line = 0;
   std::string function;
+  bool installed = false;  // the file belongs to a package that the program uses
 };
 
 // Counts of the elements of a tensor, and the range of its finite ones (absent if there are none). A number has the
