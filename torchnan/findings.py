@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -18,11 +19,12 @@ from typing import BinaryIO, overload
 
 from torchnan.config import log_kind
 from torchnan.config.text import printable
-from torchnan.detection.finding import Finding
+from torchnan.detection.finding import Finding, times_again, told
 
 MAX_LINE_BYTES = 2**20  # bytes, without the line break: the longest line of a finding
 MAX_REPORTED_LINES = 100  # damaged lines
 _RANK = re.compile(r"rank-?(\d{1,9})(?!\d)")  # in the name of a log
+_DROPPED = re.compile(rb'\{"schema":\d+,"dropped":(\d{1,18})\}')  # a line that says how many were not kept
 _START = b'{"schema":'  # starts every line and occurs nowhere else: quotes inside texts are escaped
 
 
@@ -39,10 +41,12 @@ class Log:
     """The contents of a log.
 
     Attributes:
-        findings: in the order of the log. Each is made when it is requested, so that only the text is held.
+        findings: in the order of the log, each as the log has it last. Each is made when it is requested, so that only
+            the text is held.
         damaged: the first 100 damaged lines; ``damaged_lines`` is how many there are.
         ignored_bytes: in damaged lines and in the last one, if it is incomplete.
         truncated: the last line is incomplete.
+        dropped: how many more findings were counted, not kept (``max_findings``), in the sessions that have ended.
     """
 
     findings: Sequence[Finding]
@@ -50,6 +54,7 @@ class Log:
     damaged_lines: int
     ignored_bytes: int
     truncated: bool
+    dropped: int
 
 
 class LogStream:
@@ -59,14 +64,14 @@ class LogStream:
         path: the log.
 
     Attributes:
-        damaged, damaged_lines, ignored_bytes, truncated: as in :class:`Log`, for the part that was read so far.
-        count: how many findings have been read.
+        damaged, damaged_lines, ignored_bytes, truncated, dropped: as in :class:`Log`, for what was read so far.
+        count: how many findings have been read. A session that ends writes those again that it has found again.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         self.damaged: list[UnreadableLine] = []
-        self.damaged_lines = self.ignored_bytes = self.count = 0
+        self.damaged_lines = self.ignored_bytes = self.count = self.dropped = 0
         self.truncated = False
 
     def __iter__(self) -> Iterator[Finding]:
@@ -84,7 +89,9 @@ class LogStream:
             for number, (line, size, has_ended) in enumerate(_lines(file), 1):
                 start = line.rfind(_START)  # a killed writer may have left a partial line in front
                 finding, reason = _parsed(line[start:], size) if start >= 0 else (None, "it is not a finding")
-                if finding is None:
+                dropped = _DROPPED.fullmatch(line, max(start, 0))
+                self.dropped += int(dropped[1]) if dropped else 0
+                if finding is None and dropped is None:
                     start = size
                 elif start > 0:
                     reason = f"before its finding there are {start} bytes of another"
@@ -109,8 +116,17 @@ def read(path: str | os.PathLike[str]) -> Log:
         OSError: the log cannot be opened, or is not a regular file.
     """
     stream = LogStream(path)
-    whole = [line for line, _ in stream.lines()]
-    return Log(_Findings(whole), tuple(stream.damaged), stream.damaged_lines, stream.ignored_bytes, stream.truncated)
+    whole: list[bytes] = []
+    places: dict[bytes, int] = {}  # of the last line of each finding, by a digest of what stays when it is found again
+    for line, finding in stream.lines():
+        key = hashlib.blake2b(told(finding).encode(), digest_size=16).digest()
+        if times_again(finding) and key in places:
+            whole[places[key]] = line
+        else:
+            places[key] = len(whole)
+            whole.append(line)
+    damage = (tuple(stream.damaged), stream.damaged_lines, stream.ignored_bytes, stream.truncated)
+    return Log(_Findings(whole), *damage, stream.dropped)
 
 
 def kind_of(path: str | os.PathLike[str]) -> log_kind.LogKind | None:

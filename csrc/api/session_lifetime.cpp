@@ -12,6 +12,7 @@
 #include "origin/collectives.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/reported_causes.h"
+#include "detection/error_containment.h"
 #include "detection/thread_state.h"
 
 namespace torchnan {
@@ -59,11 +60,20 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
   } const forget_at_last;
   session->close();
   ThreadState::close(*session);
-  // A program that fails with its device has not been told why.
-  if (report_pending || devices().has_lost()) report_at_end_on_devices(*session);
-  if (open_scopes() == 0) forget_all_events(*session);
-  if (report_pending) report_at_end_on_host(*session);
-  forget_reported(*session);
+  const auto finish = [&] {
+    forget_reported(*session);
+    run_contained(*session, "ending the log", [&] { session->log().end(); });
+  };
+  try {
+    // A program that fails with its device has not been told why.
+    if (report_pending || devices().has_lost()) report_at_end_on_devices(*session);
+    if (open_scopes() == 0) forget_all_events(*session);
+    if (report_pending) report_at_end_on_host(*session);
+  } catch (...) {  // a report
+    finish();
+    throw;
+  }
+  finish();
 }
 
 }  // namespace torchnan

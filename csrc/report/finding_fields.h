@@ -118,5 +118,7 @@ void for_each_field(F& finding, Visitor&& visit) {
   visit("hint", OptionalText{finding.hint});
   visit("repeats", Count{finding.repeats});
 }
+  visit("others", finding.others);
+  visit("others_omitted", Count{finding.others_omitted});
 
 }  // namespace torchnan

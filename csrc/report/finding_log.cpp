@@ -2,6 +2,7 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 #include <utility>
@@ -14,14 +15,48 @@
 namespace torchnan {
 namespace {
 
+constexpr size_t kMostOthers = 256;  // names that a finding holds
+
+// What tells findings apart that one line of the program made: nothing, or the parameters whose gradients it computed.
+// A value that no operation made, or that has no line, has its own cause in each parameter.
+bool is_of_one_line(const Finding& f) { return f.origin == Origin::kOp && !f.stack.empty(); }
+
+// A guard has its name from the user, to tell it from others.
+std::string harmed(const Finding& f) { return f.harm.kind == HarmKind::kGuard || f.stack.empty() ? f.harm.name : ""; }
+
 // Two findings are the same if the same operation at the same line, called from the same line of user code, made the
-// same kind in the same way.
+// same kind in the same way, whichever tensors it did it to.
 std::string identity(const Finding& f) {
   const Frame where = f.stack.empty() ? Frame{} : f.stack.front();
   const Frame* found = own_frame(f.stack);
   const Frame own = found == nullptr ? Frame{} : *found;
   return format_text("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op,
-                     f.node, f.module.value_or("-"), f.name, where.file, where.line, own.file, own.line, f.harm.name);
+                     f.node, f.module.value_or("-"), is_of_one_line(f) ? "" : f.name, where.file, where.line, own.file,
+                     own.line, harmed(f));
+}
+
+std::string line_of(const Finding& f) {
+  const Frame where = f.stack.empty() ? Frame{} : f.stack.front();
+  return format_text("{} {}:{}", f.op, where.file, where.line);
+}
+
+int64_t times_found(const Finding& f) {
+  return 1 + f.repeats + static_cast<int64_t>(f.others.size()) + f.others_omitted;
+}
+
+// Adds a finding to the one that it is the same as.
+void fold(const Finding& again, Finding& first) {
+  const bool is_of_other_parameter = !again.harm.name.empty() && again.harm.name != first.harm.name;
+  const std::string& name = is_of_other_parameter ? again.harm.name : again.name;
+  const bool is_known = name.empty() || name == first.harm.name || name == first.name ||
+                        std::find(first.others.begin(), first.others.end(), name) != first.others.end();
+  if (is_known) {
+    ++first.repeats;
+  } else if (first.others.size() < kMostOthers) {
+    first.others.push_back(name);
+  } else {
+    ++first.others_omitted;
+  }
 }
 
 }  // namespace
@@ -53,21 +88,43 @@ bool FindingLog::keep(const Finding& finding) {
   std::string id = identity(finding);
   if (const auto same = index_.find(id); same != index_.end()) {
     ++repeats_;
-    ++findings_[same->second].repeats;
+    found_again_.emplace(same->second, 1);
+    fold(finding, findings_[same->second]);
     return false;
   }
-  if (static_cast<int64_t>(findings_.size()) >= max_findings_) {
+  const auto is_full = [&](size_t size) { return static_cast<int64_t>(size) >= max_findings_; };
+  const std::string line = line_of(finding);
+  if (is_full(findings_.size()) && (is_full(lines_.size()) || lines_.count(line) != 0)) {
     ++dropped_;
     return false;
   }
   const auto entry = index_.emplace(std::move(id), findings_.size()).first;
   try {
     findings_.push_back(finding);
+    lines_.insert(line);
   } catch (...) {  // out of memory
+    findings_.resize(entry->second);
     index_.erase(entry);
     throw;
   }
   return true;
+}
+
+void FindingLog::end() {
+  std::vector<Finding> found_again;
+  int64_t dropped = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [i, told] : found_again_) {
+      const int64_t times = times_found(findings_[i]);
+      if (times < 2 * told) continue;
+      told = times;
+      found_again.push_back(findings_[i]);
+    }
+    dropped = dropped_ - std::exchange(dropped_told_, dropped_);
+  }
+  if (found_again.empty() && dropped == 0) return;
+  for_each_sink([&](Sink& sink) { sink.end(found_again, dropped); });
 }
 
 template <typename Use>

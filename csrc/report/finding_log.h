@@ -1,13 +1,16 @@
-// The findings of one session: bounded in number, with repeats merged, and passed to the sinks.
+// The findings of one session: bounded in number, with repeats merged, and passed to the sinks. What one line does to
+// many tensors, as in a loop over parameters, is one finding with the names of the others.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <torchnan/export.h>
@@ -25,6 +28,10 @@ class TORCHNAN_API FindingLog {
   // Keeps the finding, or counts it as a repeat of one with the same origin. Returns whether it is new. Throws if it
   // cannot be kept.
   bool add(const Finding& finding);
+
+  // Tells the sinks which findings were found again, and how many were not kept. A session may end after each step: of
+  // a finding that is told again, there are twice as many.
+  void end();
 
   void add_sink(std::unique_ptr<Sink> sink);
 
@@ -44,8 +51,11 @@ class TORCHNAN_API FindingLog {
   mutable ForkSafeMutex mutex_;  // guards the list
   std::vector<Finding> findings_;
   std::unordered_map<std::string, size_t> index_;  // by identity()
+  std::unordered_set<std::string> lines_;          // operations of the findings, with their lines
+  std::map<size_t, int64_t> found_again_;          // how often, of the findings, when the sinks were last told
   int64_t repeats_ = 0;
   int64_t dropped_ = 0;
+  int64_t dropped_told_ = 0;  // to the sinks
   std::atomic<int64_t> log_failures_{0};
   ForkSafeMutex sink_mutex_{ForkSafeMutex::kSlow};  // one emit at a time; locked only after the other was unlocked
   std::vector<std::unique_ptr<Sink>> sinks_;        // changed with both locked

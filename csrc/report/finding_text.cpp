@@ -18,6 +18,7 @@ constexpr size_t kFramesShown = 5;
 constexpr size_t kBackwardFramesShown = 2;
 constexpr size_t kInputsShown = 4;
 
+constexpr size_t kOthersShown = 4;
 // How many of a list to show before the note about the rest. The note never stands for a single entry, because the
 // entry would fit in its place.
 size_t shown_of(size_t count, size_t most) { return count <= most + 1 ? count : most; }
@@ -246,6 +247,22 @@ void add_row(std::string& text, const char* label, const std::string& value) {
 
 std::string as_parameter(const std::string& name) {
   return format_text("{} {}", name.starts_with(kNamelessParameter) ? "a" : "parameter", printable(name));
+// In which step the harm was done, if it was another than that of the origin.
+std::string format_harm_step(const Finding& f) {
+  const bool is_at_end = f.harm.kind == HarmKind::kAlive || f.harm.kind == HarmKind::kUnused;
+  if (is_at_end || !f.harm.step || !f.step || f.harm.step == f.step) return "";
+  return format_text(", at step {}", *f.harm.step);
+}
+
+std::string format_others(const Finding& f) {
+  const size_t shown = std::min(f.others.size(), kOthersShown);
+  std::vector<std::string> names;
+  for (size_t i = 0; i < shown; ++i) names.push_back(printable(f.others[i]));
+  const int64_t count = static_cast<int64_t>(f.others.size()) + f.others_omitted;
+  if (count > static_cast<int64_t>(shown)) names.emplace_back("...");
+  return format_text("and {} more: {}", count, join_text(names, ", "));
+}
+
 }
 
 std::string describe_gradient(const Harm& harm) {
@@ -353,7 +370,8 @@ std::string to_text(const Finding& f) {
   if (!f.process.empty()) add_row(text, "process", printable(f.process));
   if (f.compiled) add_row(text, "compiled", format_compiled(*f.compiled));
   if (!f.lineage.empty()) add_row(text, "lineage", format_lineage(f));
-  add_row(text, "harm", describe(f.harm));
+  add_row(text, "harm", describe(f.harm) + format_harm_step(f));
+  if (!f.others.empty()) add_row(text, "others", format_others(f));
   add_stack(text, "backward", f.backward_stack, kBackwardFramesShown);
   add_stack(text, f.phase == Phase::kBackward && !f.node.empty() ? "forward" : "stack", forward_frames(f),
             kFramesShown);

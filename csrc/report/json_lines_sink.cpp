@@ -1,4 +1,4 @@
-// The log file: one line per finding, one write per line, so that it is readable after the process was killed.
+// The log file: lines of findings, one write per line, so that it is readable after the process was killed.
 #include <torchnan/sink.h>
 
 #include <unistd.h>
@@ -19,6 +19,13 @@ class JsonLinesSink final : public Sink {
 
   void emit(const Finding& finding) override { AppendOnlyFile(path_here()).append(to_json(finding) + "\n"); }
 
+  void end(const std::vector<Finding>& found_again, int64_t dropped) override {
+    for (const Finding& finding : found_again) emit(finding);
+    if (dropped == 0) return;
+    const std::string line = format_text("{{\"schema\":{},\"dropped\":{}}}\n", Finding::kSchemaVersion, dropped);
+    AppendOnlyFile(path_here()).append(line);
+  }
+
  private:
   // A forked child writes to a separate file.
   std::string path_here() const { return pid_ == getpid() ? path_ : format_text("{}.{}", path_, getpid()); }
@@ -30,6 +37,7 @@ class JsonLinesSink final : public Sink {
 }  // namespace
 
 Sink::~Sink() = default;
+void Sink::end(const std::vector<Finding>&, int64_t) {}
 
 std::unique_ptr<Sink> json_lines_sink(const std::string& path) { return std::make_unique<JsonLinesSink>(path); }
 

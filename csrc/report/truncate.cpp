@@ -64,6 +64,12 @@ class Truncation {
 }  // namespace
 
 void shorten_lineage(Finding& finding, size_t max_entries) {
+void shorten_others(Finding& finding, size_t max_entries) {
+  const size_t kept = std::min(finding.others.size(), max_entries);
+  finding.others_omitted += static_cast<int64_t>(finding.others.size() - kept);
+  finding.others.resize(kept);
+}
+
   std::vector<LineageStep>& steps = finding.lineage;
   int64_t& omitted = finding.lineage_omitted;
   if (omitted == 0 && steps.size() <= max_entries) return;
@@ -81,4 +87,5 @@ void truncate(Finding& finding, const Length& limit) {
   for_each_field(finding, Truncation(limit));
 }
 
+  shorten_others(finding, limit.items);
 }  // namespace torchnan

@@ -169,7 +169,7 @@ GOLDEN_FIELDS = {
         "neginf",
         "first_index",
     ),
-    *("inputs", "compiled", "lineage", "lineage_omitted", "harm", "hint", "repeats"),
+    *("inputs", "compiled", "lineage", "lineage_omitted", "harm", "hint", "others", "others_omitted", "repeats"),
 }
 
 

@@ -44,11 +44,13 @@ class FindingLogs:
 
     @property
     def notes(self) -> Iterator[str]:
-        """Yields a line for each unreadable part of the logs; call it after they have been read."""
+        """Yields a line for each part of the logs that is not shown; call it after they have been read."""
         for path, log in self.logs.items():
             if len(self.logs) > 1 and log.ignored_bytes:
                 yield f"{printable(path)}:"
             yield from _damage(log)
+        if dropped := sum(log.dropped for log in self.logs.values()):
+            yield f"{counted(dropped, 'more finding')} counted, not kept (max_findings)"
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:

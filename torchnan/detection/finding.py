@@ -164,6 +164,8 @@ class Finding:
     """
 
     schema: int
+        others: what the same line did it to, besides the tensor of this finding: the names of parameters.
+            ``others_omitted`` of them are left out.
     level: Level
     kind: Literal["nan", "inf"]
     origin: Literal["op", "input", "parameter", "buffer", "uninit", "foreign", "compiled"]
@@ -202,6 +204,8 @@ class Finding:
     _json: str = dataclasses.field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
+    others: tuple[str, ...]
+    others_omitted: int
         return self._text
 
     def _repr_html_(self) -> str:
@@ -233,3 +237,13 @@ class Finding:
         from torchnan._load import _C
 
         return _C.finding_from_json(line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line)
+
+
+def told(finding: Finding) -> str:
+    """Returns the part of a finding's line that stays when it is found again."""
+    return finding.to_json().rpartition(',"others":')[0]
+
+
+def times_again(finding: Finding) -> int:
+    """Returns how many more times it was found, in whichever tensor."""
+    return finding.repeats + len(finding.others) + finding.others_omitted

@@ -228,6 +228,29 @@ def dataset_item(storage: int, address: int) -> str:
 
 def raised_at(error: BaseException) -> Line | None:
     """Returns the user's line that raised an error."""
+def bad_hyperparameter() -> str:
+    """Returns as a clause which hyperparameter of the optimizer that takes a step here is bad; ``""`` if none is.
+
+    Any that is NaN, and an infinite learning rate. Others may be infinite, as a limit is.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _OPTIMIZER_FILE and frame.f_code.co_name == "wrapper":
+            return _bad_hyperparameter_of(frame.f_locals.get("self"))
+        frame = frame.f_back
+    return ""
+
+
+def _bad_hyperparameter_of(optimizer: object) -> str:
+    for i, group in enumerate(getattr(optimizer, "param_groups", ())):
+        for name, value in group.items():
+            if isinstance(value, float) and (math.isnan(value) or (name == "lr" and math.isinf(value))):
+                what = "the learning rate" if name == "lr" else clean(name)
+                number = "NaN" if math.isnan(value) else f"{value:g}"
+                return f"{what} is {number}, in parameter group {i}"
+    return ""
+
+
     frames: list[RawFrame] = [(frame.f_code, line, None, -1) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next(iter(_lines(frames[::-1])), None)
 

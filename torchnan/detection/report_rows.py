@@ -43,6 +43,6 @@ def origin(report: str) -> str:
 
 
 def summary(report: str) -> str:
-    """Returns a report in one line: step, operation, module, source line, number of repeats."""
-    repeats = value_of(report, "repeats")
-    return f"{title(report)}: {origin(report)}{f'; {repeats}' if repeats else ''}"
+    """Returns a report in one line: step, operation, module, source line, number of others and of repeats."""
+    counts = [value_of(report, "others").partition(":")[0], value_of(report, "repeats")]
+    return "; ".join([f"{title(report)}: {origin(report)}", *filter(None, counts)])

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from torchnan.detection import report_rows
-from torchnan.detection.finding import LEVELS, Finding, Harm
+from torchnan.detection.finding import LEVELS, Finding, Harm, times_again, told
 
 MAX_RUNS = 12  # of consecutive ranks that are named
 
@@ -88,11 +88,24 @@ class Story:
                 self._earliest[finding.level] = finding
             return
         same = self._made.setdefault(identity(finding), Incident(finding, 0))
-        same.count += 1 + finding.repeats
+        if times_again(finding) and self._is_told_again(finding, same):
+            self.count -= 1
+            same.count += times_again(finding)
+            return
+        same.count += 1 + times_again(finding)
         if same.first is not finding:
             if _order(finding) < _order(same.first):
                 same.first, finding = finding, same.first
             same.again.append(self._sighting(finding))
+
+    def _is_told_again(self, finding: Finding, same: Incident) -> bool:
+        """Whether a log has had this finding before, when it had been found at most half as often."""
+        is_more = times_again(finding) + 1 >= 2 * (times_again(same.first) + 1)
+        if same.count and is_more and told(same.first) == told(finding):
+            same.count -= times_again(same.first)
+            same.first = finding
+            return True
+        return self._sighting(finding) in same.again
 
     def _sighting(self, finding: Finding, collective: str = "") -> Sighting:
         sighting = Sighting(finding.rank, finding.step, collective)
@@ -161,8 +174,10 @@ def is_received(finding: Finding) -> bool:
 
 def identity(f: Finding) -> tuple[object, ...]:
     """Returns the key by which findings count as the same, as in a running session."""
-    own = next(((frame.file, frame.line) for frame in f.stack if not _is_installed(frame.file)), None)
-    return (f.level, f.kind, f.origin, f.op, f.node, f.module, f.name, f.file, f.line, own, f.harm.name)
+    own = next(((frame.file, frame.line) for frame in f.stack if not frame.installed), None)
+    name = None if f.origin == "op" and f.stack else f.name
+    harmed = None if f.harm.kind != "guard" and f.stack else f.harm.name
+    return (f.level, f.kind, f.origin, f.op, f.node, f.module, name, f.file, f.line, own, harmed)
 
 
 def name_ranks(ranks: Iterable[int | None]) -> str:
@@ -204,7 +219,3 @@ def _collective(finding: Finding) -> str:
 
 def _order(finding: Finding | Sighting) -> tuple[int, int]:
     return (finding.step or 0, -1 if finding.rank is None else finding.rank)
-
-
-def _is_installed(file: str) -> bool:
-    return "/site-packages/" in file or "/dist-packages/" in file

@@ -20,7 +20,7 @@ from torchnan import findings as logs
 from torchnan._load import _C
 from torchnan.config.text import command_line, counted, printable
 from torchnan.detection import report_rows
-from torchnan.detection.finding import Finding
+from torchnan.detection.finding import Finding, times_again
 from torchnan.distributed.incidents import identity, incidents, is_received
 
 _TOLD = "told"
@@ -45,14 +45,15 @@ class Job:
         return self.folder / f"rank-{self.rank}.jsonl"
 
     def keep(self, found: Iterable[Finding]) -> None:
-        """Writes findings into the log of this rank, each once.
+        """Writes findings into the log of this rank, each once, and again when it was found again.
 
         Raises:
             OSError: the log cannot be written.
         """
         self.make_folder()
         for finding in found:
-            if (key := identity(finding)) not in self._logged:
+            key = (identity(finding), times_again(finding) > 0)
+            if key not in self._logged:
                 _C.append_line(str(self.log), f"{finding.to_json()}\n")
                 self._logged.add(key)
 

@@ -164,8 +164,11 @@ struct Finding {
   std::vector<LineageStep> lineage;
   int64_t lineage_omitted = 0;  // steps left out before the last one
   Harm harm;
-  std::string hint;     // one factual sentence, or empty
-  int64_t repeats = 0;  // how many more findings were equal
+  std::string hint;  // one factual sentence, or empty
+  // What the same line did it to, besides the tensor of this finding: parameters, by name.
+  std::vector<std::string> others;
+  int64_t others_omitted = 0;  // left out of them
+  int64_t repeats = 0;         // how many more findings were equal
 };
 
 TORCHNAN_API const char* name_of(Level level);

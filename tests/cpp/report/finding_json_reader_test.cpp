@@ -44,6 +44,8 @@ Finding full() {
   f.lineage_omitted = 412;
   f.harm = {HarmKind::kUnused, "loss", "train.py", 9};
   f.hint = "0/0";
+  f.others = {"0.bias", "größe\n"};
+  f.others_omitted = 37;
   f.repeats = 2;
   return f;
 }
