@@ -239,7 +239,9 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
     if (const Entry* entry = origin.entry()) fill_entry(*entry, finding);
     if (finding.op.empty()) finding.op = "torch::multiprocessing";  // it did harm before any operation
   } else {
-    if (origin.source == OriginRecord::Source::kConstant) fill_location(origin.site, session, finding);
+    if (origin.source == OriginRecord::Source::kConstant || origin.taken_over) {
+      fill_location(origin.site, session, finding);
+    }
     if (origin.source != OriginRecord::Source::kOperation) fill_external_kind(cause, session, finding);
   }
   fill_region(cause, finding);

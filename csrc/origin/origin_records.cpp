@@ -118,7 +118,7 @@ void fill_intentional_arguments(const CallContext& call, OriginRecord& origin) {
     const auto provenance = nonfinite_registry().find(tensor);
     if (provenance == nullptr) continue;
     const OriginRecord& earlier = *provenance->first().origin;
-    if (earlier.source == OriginRecord::Source::kConstant) {
+    if (earlier.source == OriginRecord::Source::kConstant || earlier.taken_over) {
       const Frame frame = frame_of(earlier.site.live, call.session);
       if (!frame.file.empty()) input->constant = format_text("{}:{}", frame.file, frame.line);
     } else if (earlier.is_intentional()) {
@@ -288,7 +288,13 @@ std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at:
   // Only a NaN is reported as data; masks of -inf are made too often to search the frames each time.
   if (origin->facts.nan > 0) origin->facts.item = query_dataset_item(result, call.session);
   const bool is_wrapped = call.plan.is_constant_factory && result.has_storage();
-  origin->taken_over = is_wrapped && result.storage().allocator() == nullptr && result.is_cpu();
+  const bool is_taken_over = is_wrapped && result.storage().allocator() == nullptr && result.is_cpu();
+  const auto source = is_taken_over ? OriginRecord::Source::kExternal : OriginRecord::Source::kConstant;
+  auto origin = make_origin(call, source, result);
+  origin->taken_over = is_taken_over;
+  if (is_taken_over) origin->written = origin->site.live;
+  // Masks of -inf are made too often to search the frames each time.
+  if (!origin->is_intentional() || origin->kinds.nan()) origin->facts.item = query_dataset_item(result, call.session);
   // "x * inf", "add_(x, alpha=inf)": nothing about x says that it is a mask.
   if (!call.plan.is_constant_factory && !call.plan.is_data_movement) origin->facts.inputs = summarise_inputs(call, 0);
   return origin;

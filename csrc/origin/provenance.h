@@ -43,14 +43,13 @@ struct OriginFacts {
 
   bool scalar = false;            // without dimensions
   bool written_in_place = false;  // by an operation that writes into an argument: x[i] = v
-  // constant: in memory that does not belong to PyTorch, as with from_numpy()
-  bool taken_over = false;
-  SiteId written = 0;                            // external: where the program wrote it into a weight, if that was seen
-  std::optional<Owner> owner;                    // external: owner of the tensor it was first seen in
-  bool parameter = false;                        // external: a leaf that requires grad
-  bool unwritten = false;                        // external: the memory came from empty() and was never written
-  bool foreign = false;                          // external: the memory was finite before, or a compiled graph wrote it
-  bool border = false;                           // external: came out of a compiled region that could not be followed
+  bool taken_over = false;        // external: in memory that does not belong to PyTorch, as with from_numpy()
+  SiteId written = 0;          // external: where the program took it over, or wrote it into a weight, if that was seen
+  std::optional<Owner> owner;  // external: owner of the tensor it was first seen in
+  bool parameter = false;      // external: a leaf that requires grad
+  bool unwritten = false;      // external: the memory came from empty() and was never written
+  bool foreign = false;        // external: the memory was finite before, or a compiled graph wrote it
+  bool border = false;         // external: came out of a compiled region that could not be followed
   std::shared_ptr<const ReplayedRegion> region;  // the compiled region that made it; null outside of regions
   Site allocation;                               // of unwritten memory
   std::string allocator;                         // the op that allocated it
