@@ -21,12 +21,13 @@
 namespace torchnan {
 namespace {
 
-// Whether all results computed with such values were finite, or nothing was computed with them.
+// Whether all results computed with such values were finite, or nothing was computed with them. What an operation made
+// is one only if something was computed with it, or if user code knows it as one.
 bool is_mask(const Cause& cause) {
   const OriginRecord& origin = *cause.origin;
   if (origin.source == OriginRecord::Source::kOperation) {
     const bool is_gradient = !origin.site.node.empty();
-    const bool served = origin.computed && !origin.propagated && !cause.first_computation;
+    const bool served = (origin.computed || origin.expected) && !origin.propagated && !cause.first_computation;
     return served && !is_gradient && origin.kinds == NonfiniteKinds::only_neginf();
   }
   if (origin.unwritten || origin.foreign || origin.parameter) return false;
@@ -186,9 +187,18 @@ void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_ar
   const torch::autograd::Node* const node = running_node();
   const uint64_t node_execution_id = node == nullptr ? 0 : execution_id(*node);
   for (const BadArgument& argument : bad_arguments) {
+// nn.Transformer compares a mask with the causal one that it makes, and then does not use it.
+bool is_known_mask(const BadArgument& argument) {
+  return argument.kinds == NonfiniteKinds::only_neginf() && argument.provenance->first().origin->is_intentional();
+}
+
     record_use(*argument.provenance, call.plan, node_execution_id);
     if (call.plan.handling == OpPlan::Handling::kRead)
       report_harm(call.session, *argument.provenance, HarmKind::kRead, argument.kinds);
+  }
+  const bool is_equality = call.plan.is_comparison && !call.plan.is_ordering;
+  if (is_equality && std::any_of(bad_arguments.begin(), bad_arguments.end(), is_known_mask)) {
+    for (const BadArgument& argument : bad_arguments) argument.provenance->first().origin->expected = true;
   }
 }
 

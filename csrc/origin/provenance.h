@@ -74,6 +74,7 @@ struct OriginRecord : OriginFacts {
   std::atomic<bool> computed{false};        // and did more than move or compare it
   std::atomic<bool> propagated{false};      // and made more of it than -inf
   std::atomic<bool> looked_for{false};      // user code has checked for it: isnan(x), isfinite(x), x == x
+  std::atomic<bool> expected{false};        // user code has compared it with a mask: x == full(-inf)
   std::atomic<bool> compared{false};        // user code has checked a gradient: isfinite(x), norm > limit
   std::atomic<bool> overwritten{false};     // somewhere; if it was not used, it was never seen
   std::atomic<bool> reported{false};        // one alarm per cause
