@@ -29,6 +29,7 @@ class NullRuntime final : public HostRuntime {
   std::optional<int64_t> rank() override { return std::nullopt; }
   std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { return std::nullopt; }
   std::string dataset_item(const at::Tensor&) override { return ""; }
+  std::string bad_hyperparameter() override { return ""; }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {
     std::vector<ReachableTensor> all;
     for (const at::Tensor& tensor : tensors) all.push_back({tensor});

@@ -38,6 +38,7 @@ struct ResolvedSite {
   std::vector<Frame> stack;
   std::vector<Frame> backward_stack;  // as in a finding
   std::optional<std::string> module;
+  std::string module_type;
   Phase phase = Phase::kForward;
 };
 
@@ -113,6 +114,9 @@ class TORCHNAN_API HostRuntime {
   // Returns, as text, the dataset index that this thread is reading: of the sample that is being made, or that `value`
   // is part of. Empty if it reads none.
   virtual std::string dataset_item(const at::Tensor& value) = 0;
+
+  // Returns which hyperparameter of the running optimizer step is not finite, as a clause; empty if none is.
+  virtual std::string bad_hyperparameter() = 0;
 
   // Returns the tensors on the storages of `tensors` that user code can reach; a backward graph does not count.
   virtual std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) = 0;

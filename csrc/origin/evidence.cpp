@@ -97,6 +97,9 @@ class Attribution {
     if (origin.source != OriginRecord::Source::kOperation && !cause.first_computation)
       evidence_.record_first_use(argument, origin);
     Cause next = cause.extended({&plan_, evidence_.site().live}, plan_.is_data_movement, kinds);
+    if (next.first_nan != cause.first_nan) {  // of a backward node, with the line of its forward call
+      next.first_nan = std::make_shared<const FirstNan>(FirstNan{&plan_, evidence_.site()});
+    }
     mark_node(evidence_, next);
     return next;
   }

@@ -1,5 +1,7 @@
 #include "origin/harm.h"
 
+#include <algorithm>
+
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -67,6 +69,7 @@ std::optional<bool> step_proceeds(const Options& options) {
 Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const DetectionSession& session) {
   Harm harm;
   harm.kind = kind;
+  harm.step = site.step == 0 ? session.step() : site.step;
   if (kind == HarmKind::kGradient) harm.applied = step_proceeds(session.options());
   run_contained(session, "naming a harmed tensor", [&] { harm.name = name ? name() : ""; });
   const ResolvedSite resolved = query_site(site, session);
@@ -122,6 +125,7 @@ std::shared_ptr<const Cause> claim_cause(const DetectionSession& session, const 
 
 void report_harm(DetectionSession& session, const Provenance& provenance, HarmKind kind, NonfiniteKinds kinds,
                  const HarmedName& name) {
+  if (kind == HarmKind::kRead && kinds.nan()) record_read(session, provenance.first().origin);
   const auto cause = claim_cause(session, provenance, kind, kinds);
   if (cause == nullptr) return;
   try {
@@ -141,6 +145,7 @@ std::optional<Finding> make_harm_finding(DetectionSession& session, const Proven
   Site live;
   live.live = site.live;
   live.inner = site.inner;
+  live.step = site.step;
   Harm harm = harm_at(live, kind, name, session);
   if (harm.applied == false) harm.applied.reset();  // it is delivered later: the step may be over by then
   return make_finding(*cause, Level::kError, std::move(harm), session);
@@ -182,23 +187,23 @@ void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_
   }
 }
 
-void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments) {
-  if (bad_arguments.empty()) return;
-  const torch::autograd::Node* const node = running_node();
-  const uint64_t node_execution_id = node == nullptr ? 0 : execution_id(*node);
-  for (const BadArgument& argument : bad_arguments) {
 // nn.Transformer compares a mask with the causal one that it makes, and then does not use it.
 bool is_known_mask(const BadArgument& argument) {
   return argument.kinds == NonfiniteKinds::only_neginf() && argument.provenance->first().origin->is_intentional();
 }
 
-    record_use(*argument.provenance, call.plan, node_execution_id);
-    if (call.plan.handling == OpPlan::Handling::kRead)
-      report_harm(call.session, *argument.provenance, HarmKind::kRead, argument.kinds);
-  }
+void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments) {
+  if (bad_arguments.empty()) return;
+  const torch::autograd::Node* const node = running_node();
+  const uint64_t node_execution_id = node == nullptr ? 0 : execution_id(*node);
   const bool is_equality = call.plan.is_comparison && !call.plan.is_ordering;
   if (is_equality && std::any_of(bad_arguments.begin(), bad_arguments.end(), is_known_mask)) {
     for (const BadArgument& argument : bad_arguments) argument.provenance->first().origin->expected = true;
+  }
+  for (const BadArgument& argument : bad_arguments) {
+    record_use(*argument.provenance, call.plan, node_execution_id);
+    if (call.plan.handling == OpPlan::Handling::kRead)
+      report_harm(call.session, *argument.provenance, HarmKind::kRead, argument.kinds);
   }
 }
 

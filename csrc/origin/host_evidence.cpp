@@ -130,8 +130,27 @@ std::shared_ptr<OriginRecord> HostEvidence::new_origin(NonfiniteKinds kinds) {
   if (writes_nan()) return constant_origin(call_, result_->tensor);
   if (made_ != nullptr) return made_;
   made_ = operation_origin(call_, result_->tensor, result_->output, kinds);
-  if (is_step_with_number()) made_ = one_origin_of_step(call_.session, std::move(made_));
+  count_overwritten(made_->facts.inputs);
+  if (is_step_with_number()) {
+    made_->facts.hint = query_bad_hyperparameter(call_.session);  // which the operation has as alpha or value
+    made_ = one_origin_of_step(call_.session, std::move(made_));
+  }
   return made_;
+}
+
+// Of an argument that the call has overwritten, only the non-finite values are known.
+void HostEvidence::count_overwritten(std::vector<InputSummary>& inputs) const {
+  for (const BadArgument* argument : relevant_) {
+    if (!argument->overwritten || argument->before == nullptr) continue;
+    const auto input =
+        std::find_if(inputs.begin(), inputs.end(), [&](const InputSummary& one) { return one.name == argument->name; });
+    if (input == inputs.end()) continue;
+    for (const NonfiniteKinds kinds : *argument->before) {
+      input->tally.nan += kinds.nan();
+      input->tally.posinf += kinds.posinf();
+      input->tally.neginf += kinds.neginf();
+    }
+  }
 }
 
 // The result comes from finite tensors, or from numbers. An infinite number may be a mask, except in an optimizer; an

@@ -32,6 +32,7 @@ class HostEvidence final : public Evidence {
   void record_first_use(size_t argument, OriginRecord& origin) override;
 
  private:
+  void count_overwritten(std::vector<InputSummary>& inputs) const;
   bool writes_nan() const { return constants_.nan() && call_.plan.is_data_movement; }
   bool computes_with_nan() const { return constants_.nan() && !call_.plan.is_data_movement; }
   bool needs_elementwise_attribution(NonfiniteKinds kinds) const;

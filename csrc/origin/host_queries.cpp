@@ -65,6 +65,12 @@ std::string query_dataset_item(const at::Tensor& value, const DetectionSession& 
   return item;
 }
 
+std::string query_bad_hyperparameter(const DetectionSession& session) {
+  std::string which;
+  run_contained(session, "finding a hyperparameter", [&] { which = host_runtime().bad_hyperparameter(); });
+  return which;
+}
+
 std::vector<ReachableTensor> query_reachable_tensors(const std::vector<at::Tensor>& tensors,
                                                      const DetectionSession& session) {
   std::vector<ReachableTensor> held;

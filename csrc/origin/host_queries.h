@@ -25,6 +25,7 @@ std::optional<int64_t> query_rank(const DetectionSession& session);
 std::optional<InitialMagnitude> query_initial_magnitude(const c10::StorageImpl* storage,
                                                         const DetectionSession& session);
 std::string query_dataset_item(const at::Tensor& value, const DetectionSession& session);
+std::string query_bad_hyperparameter(const DetectionSession& session);
 std::vector<ReachableTensor> query_reachable_tensors(const std::vector<at::Tensor>& tensors,
                                                      const DetectionSession& session);
 

@@ -35,6 +35,7 @@ void fill_entry(const Entry& entry, Finding& finding) {
   finding.stack = entry.facts.stack;
   finding.backward_stack = entry.facts.backward_stack;
   finding.module = entry.facts.module;
+  finding.module_type = entry.facts.module_type;
   finding.phase = entry.facts.phase;
   finding.node = entry.facts.node;
   finding.step = entry.facts.step;
@@ -49,6 +50,7 @@ void fill_constant(const OriginRecord& origin, const Entry* entry, Finding& find
   finding.node.clear();
   if (entry == nullptr) return;
   finding.module = entry->facts.module;
+  finding.module_type = entry->facts.module_type;
   finding.phase = entry->facts.phase;
   if (!origin.written_in_place) finding.step = entry->facts.step;
 }
@@ -125,10 +127,10 @@ void fill_region(const Cause& cause, Finding& finding) {
   finding.compiled->kernel = kernel_of(*region, finding.op, origin.kinds);
 }
 
-// Puts the argument that the hint is about first.
+// Puts the argument that the hint is about first. A hint that says more of the same stays.
 void add_hint(Finding& finding) {
   Hint hint = hint_for(finding);
-  finding.hint = std::move(hint.text);
+  if (finding.hint.empty()) finding.hint = std::move(hint.text);
   if (!hint.suspect) return;
   const auto suspect = finding.inputs.begin() + static_cast<int64_t>(*hint.suspect);
   std::rotate(finding.inputs.begin(), suspect, suspect + 1);
@@ -139,7 +141,8 @@ void append_to_hint(Finding& finding, const std::string& clause) {
   finding.hint += clause;
 }
 
-// For an Inf that no operation made, the report also names the operation that turned it into a NaN.
+// Names the operation that turned an Inf into a NaN: it may be the one to repair. Of a backward node, the line of its
+// forward call. A factor of a node is a NaN as it leaves the node, which the report says.
 void add_first_nan(const Cause& cause, const DetectionSession& session, Finding& finding) {
   if (cause.first_nan == nullptr || finding.kind == Kind::kNaN || finding.constant) return;
   const FirstNan& made = *cause.first_nan;
@@ -220,6 +223,7 @@ void fill_location(const Site& site, const DetectionSession& session, Finding& f
   finding.stack = std::move(resolved.stack);
   finding.backward_stack = std::move(resolved.backward_stack);
   finding.module = std::move(resolved.module);
+  finding.module_type = std::move(resolved.module_type);
   finding.phase = resolved.phase;
   finding.node = site.node;
   if (site.node == kCompiledNode && !finding.backward_stack.empty()) {
@@ -252,10 +256,12 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
     begin_lineage_after_computation(cause, finding);
   }
   if (is_external(finding.origin)) finding.collective = origin.collective;
-  if (finding.hint.empty()) add_hint(finding);
+  add_hint(finding);
   if (finding.origin == Origin::kOp && !origin.incoming.empty()) append_to_hint(finding, origin.incoming);
+  add_allocation(origin, session, finding);
   add_line_of_writing(origin, session, finding);
   add_first_nan(cause, session, finding);
+  add_earlier_read(origin, session, finding);
   shorten_lineage(finding, Cause::kKeptSteps);
   return finding;
 }

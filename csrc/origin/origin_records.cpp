@@ -121,7 +121,8 @@ void fill_intentional_arguments(const CallContext& call, OriginRecord& origin) {
     if (earlier.source == OriginRecord::Source::kConstant || earlier.taken_over) {
       const Frame frame = frame_of(earlier.site.live, call.session);
       if (!frame.file.empty()) input->constant = format_text("{}:{}", frame.file, frame.line);
-    } else if (earlier.is_intentional()) {
+    }
+    if (earlier.source != OriginRecord::Source::kConstant && earlier.is_intentional()) {
       origin.incoming = format_text("the -inf in {} {}", argument.name, way_of_mask(earlier, tensor, call.session));
       if (earlier.seen_by_scaler) origin.seen_by_scaler = true;  // the gradients are clipped, and the step is skipped
     }
@@ -171,6 +172,8 @@ std::shared_ptr<OriginRecord> new_origin_record(OriginRecord::Source source, con
   origin->written_in_place = plan.writes_in_place();
   return origin;
 }
+
+uint64_t next_origin_sequence() { return next_sequence; }
 
 bool is_inherited(const OriginRecord& origin) { return origin.sequence < first_of_process; }
 
@@ -284,9 +287,6 @@ std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, Detec
 }
 
 std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at::Tensor& result) {
-  auto origin = make_origin(call, OriginRecord::Source::kConstant, result);
-  // Only a NaN is reported as data; masks of -inf are made too often to search the frames each time.
-  if (origin->facts.nan > 0) origin->facts.item = query_dataset_item(result, call.session);
   const bool is_wrapped = call.plan.is_constant_factory && result.has_storage();
   const bool is_taken_over = is_wrapped && result.storage().allocator() == nullptr && result.is_cpu();
   const auto source = is_taken_over ? OriginRecord::Source::kExternal : OriginRecord::Source::kConstant;

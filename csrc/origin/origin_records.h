@@ -68,6 +68,9 @@ std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::T
 // the calls were compared.
 std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, DetectionSession& session, bool is_checked);
 
+// Returns the number that the next origin of this process gets.
+uint64_t next_origin_sequence();
+
 // Whether it was made before this process was forked. Harm that it does here is reported here; if it is left over at
 // the end, the parent reports it.
 bool is_inherited(const OriginRecord& origin);

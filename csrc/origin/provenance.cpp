@@ -21,7 +21,11 @@ Cause Cause::extended(Step step, bool is_data_movement, NonfiniteKinds kinds_the
   } else {
     next.steps.push_back(step);
   }
-  if (!first_nan && !origin->kinds.nan() && kinds_there.nan()) next.first_nan = step;
+  if (first_nan == nullptr && !origin->kinds.nan() && kinds_there.nan()) {
+    Site site;
+    site.live = step.site;
+    next.first_nan = std::make_shared<const FirstNan>(FirstNan{step.plan, std::move(site)});
+  }
   if (!first_computation && !is_data_movement) {
     next.first_computation = step;
     next.region_of_computation = replayed_region();

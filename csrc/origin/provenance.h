@@ -104,6 +104,12 @@ struct Step {
   SiteId site = 0;
 };
 
+// The first operation on the way that made a NaN of an Inf.
+struct FirstNan {
+  const OpPlan* plan = nullptr;
+  Site site;
+};
+
 // An origin, and the operations that passed its values on.
 struct Cause {
   static constexpr size_t kKeptSteps = 7;
@@ -113,8 +119,8 @@ struct Cause {
   std::vector<Step> steps{};                // the first few after the origin, then the last
   int64_t omitted = 0;                      // between the last two of steps
   std::optional<Step> first_computation{};  // the first one that did more than move the values
-  std::optional<Step> first_nan{};          // the first one that made a NaN from an Inf
-  uint64_t node_execution_id = 0;           // the backward node that computed them last; 0 if there is none
+  std::shared_ptr<const FirstNan> first_nan{};
+  uint64_t node_execution_id = 0;  // the backward node that computed them last; 0 if there is none
   std::shared_ptr<const ReplayedRegion> region_of_computation{};
 
   // Returns the cause one step later. `kinds` are those of the values there.

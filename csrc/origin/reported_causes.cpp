@@ -1,5 +1,6 @@
 #include "origin/reported_causes.h"
 
+#include <algorithm>
 #include <cctype>
 #include <map>
 #include <mutex>
@@ -7,9 +8,12 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "call_sites/current_call_site.h"
 #include "detection/session.h"
 #include "origin/inference_turn.h"
+#include "origin/origin_records.h"
 #include "origin/replayed_region.h"
 #include "process/fork_safe_mutex.h"
 #include "report/operator_name.h"
@@ -50,6 +54,7 @@ struct Reported {
   LastSteps<std::string> calls_in_nodes;             // in nodes that a forward region computes
   std::map<std::string, CommonCause> common_causes;  // each with the last step that had it
   std::optional<int64_t> bad_weights;                // the last step that had them, of another rank
+  std::vector<ReadNan> reads;                        // of the first few origins, in order
 };
 
 struct Registry {
@@ -146,6 +151,27 @@ bool is_beside_bad_weights(const DetectionSession& session, const OriginRecord& 
   if (found == registry.by_session.end() || !found->second.bad_weights) return false;
   const int64_t steps_since = origin.site.step - *found->second.bad_weights;
   return steps_since == 0 || steps_since == 1;
+}
+
+void record_read(const DetectionSession& session, const std::shared_ptr<const OriginRecord>& origin) {
+  constexpr size_t kMost = 64;
+  if (!is_operation(*origin)) return;
+  const SiteId site = current_nested_stack();
+  const std::lock_guard lock(registry.mutex);
+  std::vector<ReadNan>& reads = registry.by_session[&session].reads;
+  const auto is_same = [&](const ReadNan& one) { return one.origin == origin; };
+  if (reads.size() == kMost || std::any_of(reads.begin(), reads.end(), is_same)) return;
+  reads.push_back({origin, site, next_origin_sequence()});
+}
+
+std::optional<ReadNan> read_before(const DetectionSession& session, const OriginRecord& origin) {
+  const std::lock_guard lock(registry.mutex);
+  const auto found = registry.by_session.find(&session);
+  if (found == registry.by_session.end()) return std::nullopt;
+  const std::vector<ReadNan>& reads = found->second.reads;
+  const auto is_earlier = [&](const ReadNan& one) { return one.sequence <= origin.sequence; };
+  const auto last = std::find_if(reads.rbegin(), reads.rend(), is_earlier);
+  return last == reads.rend() ? std::nullopt : std::optional(*last);
 }
 
 void forget_reported(const DetectionSession& session) {

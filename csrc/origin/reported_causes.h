@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,6 +32,19 @@ void record_bad_weights(const DetectionSession& session);
 // Whether such weights were reported in the step of `origin`, or in the one before it: the loss that is logged after an
 // optimizer step counts for the next step.
 bool is_beside_bad_weights(const DetectionSession& session, const OriginRecord& origin);
+
+// A NaN that an operation had made and user code has read: where, and its origin.
+struct ReadNan {
+  std::shared_ptr<const OriginRecord> origin;
+  SiteId site = 0;
+  uint64_t sequence = 0;  // of the next origin
+};
+
+// Records that user code reads a NaN.
+void record_read(const DetectionSession& session, const std::shared_ptr<const OriginRecord>& origin);
+
+// Returns the last NaN that user code has read before `origin` was recorded, one of the first few that it read.
+std::optional<ReadNan> read_before(const DetectionSession& session, const OriginRecord& origin);
 
 // Forgets a session that ends.
 void forget_reported(const DetectionSession& session);

@@ -194,6 +194,12 @@ class PythonRuntime final : public HostRuntime {
     return item;
   }
 
+  std::string bad_hyperparameter() override {
+    std::string which;
+    with_gil([&] { which = from_py_str(module_.attr("bad_hyperparameter")()); });
+    return which;
+  }
+
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {
     if (tensors.empty()) return {};
     std::vector<uintptr_t> storages;

@@ -79,6 +79,7 @@ void for_each_field(H& harm, Visitor&& visit) {
   visit("file", OptionalText{harm.file});
   visit("line", harm.line);
   visit("applied", harm.applied);
+  visit("step", harm.step);
 }
 
 template <MaybeConst<Finding> F, typename Visitor>
@@ -92,6 +93,7 @@ void for_each_field(F& finding, Visitor&& visit) {
   visit("output", Count{finding.output});
   visit("node", OptionalText{finding.node});
   visit("module", finding.module);
+  visit("module_type", OptionalText{finding.module_type});
   visit("name", OptionalText{finding.name});
   visit("constant", finding.constant);
   visit("collective", OptionalText{finding.collective});
@@ -116,9 +118,9 @@ void for_each_field(F& finding, Visitor&& visit) {
   visit("lineage_omitted", Count{finding.lineage_omitted});
   visit("harm", finding.harm);
   visit("hint", OptionalText{finding.hint});
-  visit("repeats", Count{finding.repeats});
-}
   visit("others", finding.others);
   visit("others_omitted", Count{finding.others_omitted});
+  visit("repeats", Count{finding.repeats});
+}
 
 }  // namespace torchnan

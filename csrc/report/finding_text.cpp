@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "report/cookbook_section.h"
 #include "report/number_text.h"
 #include "report/operator_name.h"
 #include "report/repetitions.h"
@@ -17,8 +18,8 @@ constexpr std::string_view kTakenOver = "aten::lift_fresh";  // what torch.tenso
 constexpr size_t kFramesShown = 5;
 constexpr size_t kBackwardFramesShown = 2;
 constexpr size_t kInputsShown = 4;
-
 constexpr size_t kOthersShown = 4;
+
 // How many of a list to show before the note about the rest. The note never stands for a single entry, because the
 // entry would fit in its place.
 size_t shown_of(size_t count, size_t most) { return count <= most + 1 ? count : most; }
@@ -85,7 +86,10 @@ std::string location_of(const Finding& f) {
   return text;
 }
 
-std::string module_of(const Finding& f) { return f.module->empty() ? "the root module" : printable(*f.module); }
+std::string module_of(const Finding& f) {
+  const std::string path = f.module->empty() ? "the root module" : printable(*f.module);
+  return f.module_type.empty() ? path : format_text("{} ({})", path, printable(f.module_type));
+}
 
 // The module is that of the first use.
 std::string constant_of(const Finding& f) {
@@ -153,7 +157,9 @@ std::string format_output(const Finding& f) {
 
 std::string format_input(const InputSummary& input) {
   std::string text = format_text("{} {}", printable(input.name), type_of(input.dtype, input.shape));
-  if (input.overwritten) return text + "  (overwritten by the operation)";
+  if (input.overwritten) {
+    return text + counts(input.tally.nan, input.tally.posinf, input.tally.neginf) + "  (overwritten by the operation)";
+  }
   if (input.tally.min && input.tally.max) {
     text += format_text("  min {}  max {}", format_number(*input.tally.min, input.dtype),
                         format_number(*input.tally.max, input.dtype));
@@ -241,12 +247,6 @@ std::string format_lineage(const Finding& f) {
   return join_text(shown, " -> ");
 }
 
-void add_row(std::string& text, const char* label, const std::string& value) {
-  text += format_text("\n  {:<9} {}", label, value);
-}
-
-std::string as_parameter(const std::string& name) {
-  return format_text("{} {}", name.starts_with(kNamelessParameter) ? "a" : "parameter", printable(name));
 // In which step the harm was done, if it was another than that of the origin.
 std::string format_harm_step(const Finding& f) {
   const bool is_at_end = f.harm.kind == HarmKind::kAlive || f.harm.kind == HarmKind::kUnused;
@@ -263,6 +263,12 @@ std::string format_others(const Finding& f) {
   return format_text("and {} more: {}", count, join_text(names, ", "));
 }
 
+void add_row(std::string& text, const char* label, const std::string& value) {
+  text += format_text("\n  {:<9} {}", label, value);
+}
+
+std::string as_parameter(const std::string& name) {
+  return format_text("{} {}", name.starts_with(kNamelessParameter) ? "a" : "parameter", printable(name));
 }
 
 std::string describe_gradient(const Harm& harm) {
@@ -376,6 +382,9 @@ std::string to_text(const Finding& f) {
   add_stack(text, f.phase == Phase::kBackward && !f.node.empty() ? "forward" : "stack", forward_frames(f),
             kFramesShown);
   if (f.repeats > 0) add_row(text, "repeats", format_text("{} more time{}", f.repeats, f.repeats == 1 ? "" : "s"));
+  if (const auto section = cookbook_section(f); !section.empty()) {
+    add_row(text, "see", format_text("docs/why_nan.md, {}", section));
+  }
   return text;
 }
 

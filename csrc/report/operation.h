@@ -35,7 +35,8 @@ struct Argument {
   const Tally& tally() const { return input->tally; }
   bool has_range() const { return *this && tally().min.has_value(); }
   bool is_finite() const { return *this && tally().nonfinite() == 0; }
-  bool holds_infinities() const { return *this && tally().posinf + tally().neginf > 0; }
+  // Known of an overwritten one, too.
+  bool holds_infinities() const { return input != nullptr && tally().posinf + tally().neginf > 0; }
   bool holds_zeros() const { return *this && tally().zeros > 0; }
   bool is_number() const { return input->dtype == InputSummary::kNumber || input->shape.empty(); }
   int64_t size() const { return count_elements(input->shape); }

@@ -38,20 +38,23 @@ class Truncation {
   void operator()(const char*, std::optional<std::string>& text) {
     if (text) cut(*text, limit_.bytes);
   }
+  void operator()(const char*, std::vector<std::string>& texts) {
+    for (std::string& text : texts) cut(text, limit_.bytes);
+  }
   void operator()(const char*, std::vector<int64_t>& numbers) { keep_first(numbers, kKeptLength.items); }
   void operator()(const char*, Harm& harm) { for_each_field(harm, *this); }
   void operator()(const char*, std::optional<CompiledRegion>& compiled) {
     if (compiled) for_each_field(*compiled, *this);
   }
-  template <typename Part>
-  void operator()(const char*, std::vector<Part>& parts) {
-    keep_first(parts, limit_.items);
   // Keeps the outermost frame, too.
   void operator()(const char*, std::vector<Frame>& stack) {
     if (stack.size() > limit_.items) std::swap(stack[limit_.items - 1], stack.back());
     keep_first(stack, limit_.items);
     for (Frame& frame : stack) for_each_field(frame, *this);
   }
+  template <typename Part>
+  void operator()(const char*, std::vector<Part>& parts) {
+    keep_first(parts, limit_.items);
     for (Part& part : parts) for_each_field(part, *this);
   }
   template <typename Number>
@@ -61,15 +64,15 @@ class Truncation {
   const Length& limit_;
 };
 
-}  // namespace
-
-void shorten_lineage(Finding& finding, size_t max_entries) {
 void shorten_others(Finding& finding, size_t max_entries) {
   const size_t kept = std::min(finding.others.size(), max_entries);
   finding.others_omitted += static_cast<int64_t>(finding.others.size() - kept);
   finding.others.resize(kept);
 }
 
+}  // namespace
+
+void shorten_lineage(Finding& finding, size_t max_entries) {
   std::vector<LineageStep>& steps = finding.lineage;
   int64_t& omitted = finding.lineage_omitted;
   if (omitted == 0 && steps.size() <= max_entries) return;
@@ -84,8 +87,8 @@ void shorten_others(Finding& finding, size_t max_entries) {
 
 void truncate(Finding& finding, const Length& limit) {
   shorten_lineage(finding, limit.items);
+  shorten_others(finding, limit.items);
   for_each_field(finding, Truncation(limit));
 }
 
-  shorten_others(finding, limit.items);
 }  // namespace torchnan

@@ -9,7 +9,7 @@ namespace torchnan {
 
 struct Length {
   size_t bytes;  // for a string; a longer one loses its middle, which is replaced by a mark
-  size_t items;  // for a list, of which the first are kept; of the lineage also the last
+  size_t items;  // for a list, of which the first are kept; of the lineage and of a stack also the last
 };
 
 inline constexpr Length kKeptLength{1000, 64};

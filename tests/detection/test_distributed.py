@@ -191,7 +191,7 @@ def test_the_first_rank_to_come_with_a_cause_reports_it(ranks):
             assert (text, is_needed) == (str(finding), True)
         else:
             assert not is_needed
-            assert text.startswith("torchnan: NaN at step 17, rank 0 (cpu): aten::_softmax in layers.0 at ")
+            assert text.startswith("torchnan: NaN at step 17, rank 0 (cpu): aten::_softmax in layers.0 (Attention) at ")
             assert text.endswith(f"; another rank reports it. All ranks: torchnan show {job.folder}")
     other = finding_of(masked_row(rank=0, op="aten::log"))
     assert ranks[0].text_of(other, str(other)) == (str(other), True)

@@ -306,7 +306,7 @@ def test_weights_that_have_diverged_are_named_with_their_first_size():
             model(x).square().mean().backward()
             optimizer.step()
     hints = [finding.hint or "" for finding in watch.findings]
-    assert any(hint.endswith(f"; mat2 has grown from {size} at step 1") for hint in hints), hints
+    assert any(f"; mat2 has grown from {size} at step 1" in hint for hint in hints), hints
 
 
 def test_weights_that_have_not_grown_are_not_blamed():
@@ -347,7 +347,7 @@ def test_an_infinite_learning_rate_is_named():
         weight.sum().backward()
         optimizer.step()
     assert watch.first is not None
-    assert (watch.first.op, watch.first.hint) == ("aten::add_", "alpha is -inf")
+    assert (watch.first.op, watch.first.hint) == ("aten::add_", "the learning rate is inf, in parameter group 0")
     assert watch.first.inputs[0].name == "alpha"
 
 

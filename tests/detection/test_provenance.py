@@ -163,7 +163,7 @@ def test_a_nan_that_a_factory_makes_is_a_constant_at_its_own_line(make):
     made_by = str(finding).split("\n")[1]
     how = "given to torch.tensor" if finding.op == "aten::lift_fresh" else f"written by {finding.op}"
     assert made_by.startswith(f"  made by   a constant, {how}   at ")
-    assert made_by.endswith(f":{finding.line}, first used in 0")
+    assert made_by.endswith(f":{finding.line}, first used in 0 (ReLU)")
     assert "\n  lineage   constant -> " in str(finding)
 
 

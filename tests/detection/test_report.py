@@ -64,7 +64,7 @@ def test_a_forward_finding(monkeypatch):
     lines = anonymous(str(finding)).splitlines()
     assert lines[:9] == [
         "torchnan: NaN at step 4711, rank 3 (cpu)",
-        "  made by   aten::_softmax, output 0   in attn   at tests/detection/test_report.py:N",
+        "  made by   aten::_softmax, output 0   in attn (Attention)   at tests/detection/test_report.py:N",
         "  output    f32[2,2]  nan 2  first at [1,0]",
         "  inputs    self f32[2,2]  min 1  max 1  -inf 3  constant from tests/detection/test_report.py:N",
         "  because   the row of self at [1,0] is -inf everywhere: softmax of a fully masked row is 0/0",
@@ -148,6 +148,7 @@ GOLDEN_FIELDS = {
         "output",
         "node",
         "module",
+        "module_type",
         "name",
         "constant",
         "collective",
@@ -351,7 +352,8 @@ def test_the_users_own_frame_is_shown_however_deep_the_operation_stands(depth, l
     rows = str(finding).splitlines()
     assert re.findall(r"\.\.\. (\d+) more", str(finding)) == ([str(left_out)] if left_out else [])
     assert any("step0" in row for row in rows)
-    assert "tests/detection/test_report.py" in rows[-1]
+    assert "tests/detection/test_report.py" in rows[-2]
+    assert rows[-1].startswith("  see ")
     assert "tests/detection/test_report.py" in finding.harm.text
 
 

@@ -46,7 +46,7 @@ def test_sixty_findings_fit_two_screens():
     lines = others.split("\n")
     assert lines[0] == "torchnan: 59 more"
     assert re.fullmatch(
-        r"  NaN at step 1 \(cpu\): aten::log in layers\.59 at \S*test_several_findings\.py:\d+", lines[-1]
+        r"  NaN at step 1 \(cpu\): aten::log in layers\.59 \(Log\) at \S*test_several_findings\.py:\d+", lines[-1]
     )
     assert len(lines) == 60
     assert watch.report().count("\n") < TWO_SCREENS

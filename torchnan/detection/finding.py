@@ -13,13 +13,14 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")  # of a finding, the mo
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-    """A source line: file as Python names it, line (1-based), qualified name of the function."""
+    """A source line: file as Python names it, line (1-based), qualified name of the function, and whether the file
+    belongs to a package that the program uses."""
 
     file: str
     line: int
     function: str
-
     installed: bool
+
     def __str__(self) -> str:
         return f"{printable(self.file)}:{self.line} {printable(self.function)}"
 
@@ -79,6 +80,7 @@ class Harm:
         file: where it happened, if there is such a line in the program.
         line: 1-based, 0 if unknown.
         applied: for ``"gradient"``, whether the optimizer's step was applied; ``None`` if unknown.
+        step: the training step in which it happened, ``None`` if there was no harm.
         text: the same as a sentence.
     """
 
@@ -87,6 +89,7 @@ class Harm:
     file: str | None
     line: int
     applied: bool | None
+    step: int | None
     text: str
 
     def __str__(self) -> str:
@@ -136,6 +139,7 @@ class Finding:
         output: index among the tensors that the operation wrote, including those in lists.
         node: autograd node in the backward pass, ``"LogBackward0"``.
         module: dotted path of the module, ``""`` for the root itself, ``None`` outside every module.
+        module_type: the name of its class, ``"Softmax"``; ``None`` if unknown.
         name: of the parameter or buffer at fault; or of the parameter whose gradient an operation of the backward pass
             computes, if that operation has no line in the forward pass.
         constant: with ``origin="input"``: ``op`` wrote the value, as ``x[i] = nan`` and ``torch.full`` do; ``stack``
@@ -160,12 +164,12 @@ class Finding:
             the last.
         harm: how the value did harm.
         hint: one factual sentence about the cause, or ``None``.
+        others: what the same line did it to, besides the tensor of this finding: the names of parameters.
+            ``others_omitted`` of them are left out.
         repeats: how many more times the same was found.
     """
 
     schema: int
-        others: what the same line did it to, besides the tensor of this finding: the names of parameters.
-            ``others_omitted`` of them are left out.
     level: Level
     kind: Literal["nan", "inf"]
     origin: Literal["op", "input", "parameter", "buffer", "uninit", "foreign", "compiled"]
@@ -175,6 +179,7 @@ class Finding:
     output: int
     node: str | None
     module: str | None
+    module_type: str | None
     name: str | None
     constant: bool
     collective: str | None
@@ -199,13 +204,13 @@ class Finding:
     lineage_omitted: int
     harm: Harm
     hint: str | None
+    others: tuple[str, ...]
+    others_omitted: int
     repeats: int
     _text: str = dataclasses.field(default="", repr=False, compare=False)
     _json: str = dataclasses.field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
-    others: tuple[str, ...]
-    others_omitted: int
         return self._text
 
     def _repr_html_(self) -> str:

@@ -149,9 +149,9 @@ def bucket(numel: int, element: int) -> str:
 
 def resolve_site(
     live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, session_id: int
-) -> tuple[list[Line], str | None, str, list[Line]]:
-    """Returns the user's stack, the module path and the phase of an operation, and the Python frames of the backward
-    pass: of a Function's backward or of a hook.
+) -> tuple[list[Line], tuple[str, str] | None, str, list[Line]]:
+    """Returns the user's stack, the module's path and the name of its class, and the phase of an operation, and the
+    Python frames of the backward pass: of a Function's backward or of a hook.
 
     Args:
         live: the stack when the operation ran.
@@ -163,7 +163,7 @@ def resolve_site(
     forward = _as_traced(forward)
     if not node:
         live = _as_traced(live)
-        module, phase = _module_and_phase(live, grad_mode, session_id)
+        module, phase = _module_of(_modules(live), session_id), _phase(live, grad_mode)
         ends_backward = any(code is _ENGINE for code, *_ in live)  # callbacks that run after the last node
         return _lines(live), module, "backward" if ends_backward else phase, []
     inside = _inside_engine(live)
@@ -171,16 +171,16 @@ def resolve_site(
     if (traced := graph_code.first_frame(inside)) is not None:
         origin = _as_traced([inside[traced], *_before_function_apply(forward)])
         inside, origin = graph_code.split_at_backward(origin)
-        return _lines(origin), _module_path(_modules(origin), session_id), "backward", _users(inside)
+        return _lines(origin), _module_of(_modules(origin), session_id), "backward", _users(inside)
     if any(code.co_filename == _CHECKPOINT_FILE for code, *_ in inside):  # the forward pass, run again
-        return _lines(inside), _module_path(_modules(inside) + _modules(forward), session_id), "forward", []
+        return _lines(inside), _module_of(_modules(inside) + _modules(forward), session_id), "forward", []
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
         hook = _lines(inside)
         outside = forward or live[len(inside) :]  # a leaf has no forward call: take the caller of backward()
         stack = [*_users(inside), *_users(outside)] or hook
-        return stack, _module_path(_modules(forward), session_id), "backward", hook
+        return stack, _module_of(_modules(forward), session_id), "backward", hook
     origin = _before_function_apply(forward) if inside else forward
-    return _lines(origin or live), _module_path(_modules(origin), session_id), "backward", _users(inside)
+    return _lines(origin or live), _module_of(_modules(origin), session_id), "backward", _users(inside)
 
 
 def resolve_sites(sites: list[tuple[list[RawFrame], bool]], session_id: int) -> list[tuple[str | None, str]]:
@@ -190,7 +190,9 @@ def resolve_sites(sites: list[tuple[list[RawFrame], bool]], session_id: int) -> 
         sites: the stack of each, and whether gradients were being recorded.
         session_id: id of the detection session.
     """
-    return [_module_and_phase(_as_traced(live), grad_mode, session_id) for live, grad_mode in sites]
+    traced = [(_as_traced(live), grad_mode) for live, grad_mode in sites]
+    modules = [_module_of(_modules(live), session_id) for live, _ in traced]
+    return [(module and module[0], _phase(*site)) for module, site in zip(modules, traced, strict=True)]
 
 
 def owner_of_memory(
@@ -226,8 +228,6 @@ def dataset_item(storage: int, address: int) -> str:
     return dataset_items.current(storage, address)
 
 
-def raised_at(error: BaseException) -> Line | None:
-    """Returns the user's line that raised an error."""
 def bad_hyperparameter() -> str:
     """Returns as a clause which hyperparameter of the optimizer that takes a step here is bad; ``""`` if none is.
 
@@ -251,6 +251,8 @@ def _bad_hyperparameter_of(optimizer: object) -> str:
     return ""
 
 
+def raised_at(error: BaseException) -> Line | None:
+    """Returns the user's line that raised an error."""
     frames: list[RawFrame] = [(frame.f_code, line, None, -1) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next(iter(_lines(frames[::-1])), None)
 
@@ -419,31 +421,6 @@ def is_internal(file: str) -> bool:
     return file.startswith(_INTERNAL_PREFIXES)
 
 
-@functools.cache
-def _written_by_installers() -> set[str]:
-    """Returns the names of the commands that pip and uv write: a few lines that call a function of a package."""
-    from importlib import metadata  # not needed before a command calls an operation
-
-    return {command.name for command in metadata.entry_points(group="console_scripts")}
-
-
-@functools.lru_cache(maxsize=1000)
-def _is_internal_file(file: str) -> bool:
-    return is_internal(file)
-
-
-def _lines(frames: list[RawFrame]) -> list[Line]:
-    """Returns the user's lines, innermost first; all lines if there are none."""
-    return _users(frames) or _without_resumptions(_all_lines(_without_hidden(frames)))
-
-
-def hide(code: CodeType) -> None:
-    """Leaves a function of torchnan, and everything that it calls, out of stacks that have no line of the user."""
-    _hidden[id(code)] = code
-
-
-def _without_hidden(frames: list[RawFrame]) -> list[RawFrame]:
-    hidden = [i for i, (code, *_) in enumerate(frames) if id(code) in _hidden]
 @functools.lru_cache(maxsize=4096)
 def is_installed(file: str) -> bool:
     """Whether a file belongs to a package that the program uses, not to the program.
@@ -503,6 +480,31 @@ def _files_installed_in(folder: str) -> set[str]:
     return {os.path.join(folder, row.split(",")[0]) for record in records for row in record.splitlines()}
 
 
+@functools.cache
+def _written_by_installers() -> set[str]:
+    """Returns the names of the commands that pip and uv write: a few lines that call a function of a package."""
+    from importlib import metadata  # not needed before a command calls an operation
+
+    return {command.name for command in metadata.entry_points(group="console_scripts")}
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_internal_file(file: str) -> bool:
+    return is_internal(file)
+
+
+def _lines(frames: list[RawFrame]) -> list[Line]:
+    """Returns the user's lines, innermost first; all lines if there are none."""
+    return _users(frames) or _without_resumptions(_all_lines(_without_hidden(frames)))
+
+
+def hide(code: CodeType) -> None:
+    """Leaves a function of torchnan, and everything that it calls, out of stacks that have no line of the user."""
+    _hidden[id(code)] = code
+
+
+def _without_hidden(frames: list[RawFrame]) -> list[RawFrame]:
+    hidden = [i for i, (code, *_) in enumerate(frames) if id(code) in _hidden]
     return frames[hidden[-1] + 1 :] if hidden else frames
 
 
@@ -610,9 +612,8 @@ def _roots(modules: list[torch.nn.Module], session_id: int) -> Iterator[torch.nn
         yield _root_above(unwrap(modules[-1]))
 
 
-def _module_and_phase(live: list[RawFrame], grad_mode: bool, session_id: int) -> tuple[str | None, str]:
-    phase = "optimizer" if _is_optimizer_step(live, grad_mode) else "forward"
-    return _module_path(_modules(live), session_id), phase
+def _phase(live: list[RawFrame], grad_mode: bool) -> str:
+    return "optimizer" if _is_optimizer_step(live, grad_mode) else "forward"
 
 
 _known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
@@ -659,7 +660,7 @@ def _module_of(modules: list[torch.nn.Module], session_id: int) -> tuple[str, st
             for root in roots:
                 name = _name_in(root, called)
                 if name or (name is not None and _is_model(called)):
-                    return clean(name)
+                    return clean(name), clean(type(called).__name__)
     return None
 
 

@@ -5,7 +5,6 @@ Files and pipes get plain text: ``str(finding)``. This is the same text, laid ou
 
 from __future__ import annotations
 
-import dataclasses
 import linecache
 import os
 import shutil
@@ -89,7 +88,8 @@ def _source(finding: Finding, columns: int) -> list[str]:
         return []
     gutter = f"{_INDENT}{_paint(f'{finding.line} |', _DIM)} "
     room = columns - len(_INDENT) - len(f"{finding.line} | ")
-    span = introspection.columns_of(dataclasses.astuple(finding.stack[0]))
+    frame = finding.stack[0]
+    span = introspection.columns_of((frame.file, frame.line, frame.function))
     if span is None or not raw.isascii() or text != raw.lstrip():  # columns are bytes of the unchanged line
         return [gutter + text[:room]]
     start, end = (column - (len(raw) - len(text)) for column in span)

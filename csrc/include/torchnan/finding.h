@@ -118,6 +118,7 @@ struct Harm {
   std::string file;
   int64_t line = 0;
   std::optional<bool> applied{};  // kGradient: whether the optimizer's step was applied; absent if unknown
+  std::optional<int64_t> step{};
 };
 
 struct Finding {
@@ -135,6 +136,7 @@ struct Finding {
   int64_t output = 0;                 // index of the output
   std::string node;                   // "LogBackward0" in the backward pass, else empty
   std::optional<std::string> module;  // dotted path, "" is the root, absent outside every module
+  std::string module_type;            // "Softmax"; empty if unknown
   std::string name;                   // of the parameter or buffer
   // kInput: `op` wrote the value, as x[i] = nan does. kOp: `op` computed with infinities that the program wrote, and
   // the fields describe the tensor of these.

@@ -81,7 +81,12 @@ Hint hint_for_division(const Operation& op) {
 // The quotient is multiplied by `value` and added to `self`.
 Hint hint_for_addcdiv(const Operation& op) {
   if (op.number("value", 1) == 0 || op.self().holds_infinities()) return {};
-  return hint_for_quotient(op, op.argument("tensor1"), op.argument("tensor2"), "tensor1 / tensor2");
+  Hint hint = hint_for_quotient(op, op.argument("tensor1"), op.argument("tensor2"), "tensor1 / tensor2");
+  const bool is_half_step = op.finding().phase == Phase::kOptimizer && op.dtype() == "float16";
+  if (!hint.text.empty() && is_half_step && op.argument("tensor2").holds_zeros()) {
+    hint.text += "; an eps of 1e-08, as Adam has, is 0 in float16";
+  }
+  return hint;
 }
 
 Hint hint_for_remainder(const Operation& op) {

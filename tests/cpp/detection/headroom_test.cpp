@@ -62,6 +62,7 @@ class CountingRuntime final : public HostRuntime {
   std::optional<int64_t> rank() override { return std::nullopt; }
   std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { return std::nullopt; }
   std::string dataset_item(const at::Tensor&) override { return ""; }
+  std::string bad_hyperparameter() override { return ""; }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>&) override { return {}; }
 
   int captures = 0;

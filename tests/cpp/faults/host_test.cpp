@@ -41,6 +41,7 @@ class FailingRuntime final : public HostRuntime {
   std::optional<int64_t> rank() override { fail(with_std_); }
   std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { fail(with_std_); }
   std::string dataset_item(const at::Tensor&) override { fail(with_std_); }
+  std::string bad_hyperparameter() override { fail(with_std_); }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>&) override { fail(with_std_); }
 
  private:
