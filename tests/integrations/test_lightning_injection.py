@@ -104,7 +104,7 @@ def test_two_ranks_stop_together_and_meet_it_again_together(tmp_path):
         assert (first["step"], first["steps"], first["stopped"]) == (3, 3, True)
         assert (first["cause"], first["verdict"], first["same_bits"]) == ("operation", "persistent", True)
         made_by, _, rest = first["origin"].partition(" at ")
-        assert made_by == "Inf made by aten::div in SqrtBackward0 in the root module"
+        assert made_by == "Inf made by aten::div in SqrtBackward0 in the root module (Ranks)"
         assert FILE.endswith(rest.split(":")[0])  # from the root or from an entry of sys.path
         assert rest.split(":")[1] == str(LINE)
         assert first["origin"].endswith("on rank 1")  # though all ranks have its gradients

@@ -212,7 +212,7 @@ def test_the_event_states_anomaly_site_and_cause():
     assert (event.step, event.what, event.seen, event.rank) == (2, "loss", "loss is nan", 0)
     assert (event.cause, event.verdict, event.same_bits, event.action) == ("data", "persistent", True, "skip")
     assert event.finding.origin == "input"
-    assert event.origin.startswith("NaN in an external tensor, first used by aten::addmm in a at ")
+    assert event.origin.startswith("NaN in an external tensor, first used by aten::addmm in a (Linear) at ")
     assert training.guard.events == [event]
     text = str(event)
     assert text.startswith("torchnan: step 2 was not applied (loss)\n")
