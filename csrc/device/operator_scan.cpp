@@ -293,7 +293,7 @@ uint64_t OperatorScan::alarm(uint64_t resets) const {
     const StreamWords* const words = slot.load(std::memory_order_acquire);
     if (words == nullptr) break;
     const auto* const on_host = words->on_host.const_data_ptr<int64_t>();
-    if (__atomic_load_n(on_host + 1, __ATOMIC_ACQUIRE) != static_cast<int64_t>(resets)) return cuda::kNoAlarm;
+    if (__atomic_load_n(on_host + 1, __ATOMIC_ACQUIRE) != static_cast<int64_t>(resets)) continue;  // not yet reset
     lowest = std::min(lowest, __atomic_load_n(on_host, __ATOMIC_ACQUIRE));
   }
   return lowest == kNone ? cuda::kNoAlarm : static_cast<uint64_t>(lowest);

@@ -92,6 +92,27 @@ TEST(OperatorScan, TheLowestNumberOfAllStreamsIsTheAlarm) {
   EXPECT_EQ(scanner.alarm(), cuda::kNoAlarm);
 }
 
+TEST(OperatorScan, AStreamThatIsNotYetResetHidesNoAlarmOfAnother) {
+  lagging::plug_into_torchnan(/*by_kernel=*/true);
+  Scanner scanner(lagging::device(), nullptr);
+  const at::Tensor values = at::ones({64}).to(lagging::device());
+  lagging::run_all();
+  const auto scan = [&](EventNumber number) {
+    ScanList scans;
+    ASSERT_TRUE(scans.add(values, number, /*limit=*/0));
+    scans.launch(scanner, scanner.current_stream().handle);
+  };
+  {
+    const lagging::OnStream other(lagging::new_stream());
+    scan(10);
+  }
+  lagging::run_all();
+  scanner.reset_alarm(10);
+  scan(20);
+  lagging::run(c10::impl::getDeviceGuardImpl(lagging::kType)->getDefaultStream(lagging::device()), 1000);
+  EXPECT_EQ(scanner.alarm(), 20u);
+}
+
 TEST(OperatorScan, IsNotCaptured) {
   Scanner scanner(lagging::device(), nullptr);
   const c10::Stream other = lagging::new_stream();
