@@ -185,7 +185,7 @@ BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
   return unpack(found.word, found.writer, tensor);
 }
 
-bool BoundCache::is_finite(const at::Tensor& tensor) const noexcept {
+[[gnu::flatten]] bool BoundCache::is_finite(const at::Tensor& tensor) const noexcept {
   constexpr uint64_t kCompared = kKnownBits | kDtypeBits << kDtypeShift | kVersionBits << kVersionShift;
   const uint64_t word = load(storage_of(tensor)).word;
   const uint64_t expected = static_cast<uint64_t>(State::kFinite) | pack_validity(tensor, false);
@@ -229,8 +229,9 @@ void BoundCache::store(c10::StorageImpl* storage, uint64_t word, uintptr_t write
   if (!was_marked) storage->set_received_cuda(true);
 }
 
-void BoundCache::record_written(const at::Tensor& tensor, const Bound& bound, const std::string* op,
-                                bool awaits_version) noexcept {
+// Flattened, as every checked result passes here.
+[[gnu::flatten]] void BoundCache::record_written(const at::Tensor& tensor, const Bound& bound, const std::string* op,
+                                                 bool awaits_version) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   if (!covers_whole_storage(tensor, *storage)) [[unlikely]]

@@ -281,7 +281,7 @@ static ScanResult check_dense(const c10::TensorImpl& impl, const FloatFormat& fo
   return {Skip::kNone, finite, bytes, decode_magnitude(largest, tensor.scalar_type())};
 }
 
-ScanResult check_finite(const at::Tensor& tensor) {
+[[gnu::flatten]] ScanResult check_finite(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const FloatFormat* format = float_format(tensor.scalar_type());
   if (format != nullptr && is_dense_on_host(impl) && impl.is_non_overlapping_and_dense()) [[likely]]
