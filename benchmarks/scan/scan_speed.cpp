@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "scan/finite_scan.h"
-#include "scan/float_format.h"
+#include "check/scan/finite_scan.h"
+#include "check/scan/float_format.h"
 
 namespace {
 

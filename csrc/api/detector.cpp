@@ -2,9 +2,9 @@
 
 #include <stdexcept>
 
-#include "api/headroom.h"
-#include "api/session_lifetime.h"
-#include "text/format.h"
+#include "origin/headroom.h"
+#include "intercept/session_lifetime.h"
+#include "base/format.h"
 
 namespace torchnan {
 

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <bit>
 
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 
 namespace torchnan {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <torchnan/stats.h>
 
-#include "process/counter.h"
-#include "scan/tensor_scan.h"
+#include "base/counter.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 

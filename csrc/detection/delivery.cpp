@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "host/user_notifier.h"
-#include "process/fork_safe_mutex.h"
+#include "detection/user_notifier.h"
+#include "base/fork_safe_mutex.h"
 #include "report/truncate.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"

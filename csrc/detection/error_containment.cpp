@@ -5,8 +5,8 @@
 #include <exception>
 #include <new>
 
-#include "host/user_notifier.h"
-#include "text/format.h"
+#include "detection/user_notifier.h"
+#include "base/format.h"
 
 namespace torchnan {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 
 namespace torchnan {
 namespace {

@@ -12,7 +12,7 @@
 
 #include <torchnan/export.h>
 
-#include "host/host_runtime.h"
+#include "base/host_runtime.h"
 
 namespace torchnan {
 

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "detection/option_fields.h"
-#include "text/format.h"
-#include "text/printable.h"
+#include "base/format.h"
+#include "base/printable.h"
 
 namespace torchnan {
 namespace {

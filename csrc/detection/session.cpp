@@ -6,13 +6,13 @@
 #include <iterator>
 #include <mutex>
 
-#include "bounds/bound_audit.h"
-#include "host/environment.h"
-#include "host/user_notifier.h"
-#include "operators/op_plan.h"
+#include "check/bounds/bound_audit.h"
+#include "base/environment.h"
+#include "detection/user_notifier.h"
+#include "check/operators/op_plan.h"
 #include "report/operator_name.h"
-#include "text/format.h"
-#include "text/printable.h"
+#include "base/format.h"
+#include "base/printable.h"
 #include "detection/error_containment.h"
 
 namespace torchnan {

@@ -19,10 +19,10 @@
 #include <torchnan/sink.h>
 #include <torchnan/stats.h>
 
-#include "host/host_runtime.h"
-#include "process/fork_safe_mutex.h"
+#include "base/host_runtime.h"
+#include "base/fork_safe_mutex.h"
 #include "report/finding_log.h"
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 #include "detection/counters.h"
 #include "detection/headroom_table.h"
 

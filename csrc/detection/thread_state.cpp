@@ -7,7 +7,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "process/fork_safe_mutex.h"
+#include "base/fork_safe_mutex.h"
 #include "detection/error_containment.h"
 
 namespace torchnan {

@@ -8,10 +8,10 @@
 #include <c10/util/FunctionRef.h>
 #include <torchnan/export.h>
 
-#include "bounds/awaited_versions.h"
-#include "bounds/bound_source.h"
-#include "bounds/moments.h"
-#include "bounds/written_spans.h"
+#include "check/bounds/awaited_versions.h"
+#include "check/bounds/bound_source.h"
+#include "check/bounds/moments.h"
+#include "check/bounds/written_spans.h"
 #include "detection/session.h"
 
 namespace torchnan {
@@ -59,7 +59,7 @@ class TORCHNAN_API ThreadState {
   // Called in a child of fork(), where the other threads and their sessions are gone.
   static void reset_after_fork();
 
-  // The autograd sequence number that the last operation saw (see call_sites/call_site_ring.h).
+  // The autograd sequence number that the last operation saw (see origin/call_site_ring.h).
   uint64_t last_sequence = 0;
   uint64_t last_sequence_inside = 0;  // without grad mode
 

@@ -1,7 +1,7 @@
 #include "detection/withdraw_rule.h"
 
-#include "bounds/rules.h"
-#include "text/format.h"
+#include "check/bounds/rules.h"
+#include "base/format.h"
 
 namespace torchnan {
 

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "detection/session.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 
 namespace torchnan {
 

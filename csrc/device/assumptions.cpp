@@ -2,8 +2,8 @@
 
 #include <c10/util/hash.h>
 
-#include "bounds/dtype_range.h"
-#include "operators/op_plan.h"
+#include "check/bounds/dtype_range.h"
+#include "check/operators/op_plan.h"
 
 namespace torchnan {
 namespace {

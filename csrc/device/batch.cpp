@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "scan/float_format.h"
-#include "scan/storage_of.h"
+#include "check/scan/float_format.h"
+#include "check/scan/storage_of.h"
 
 namespace torchnan {
 namespace {

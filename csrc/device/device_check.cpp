@@ -4,17 +4,17 @@
 #include <cmath>
 #include <functional>
 
-#include "bounds/bound_cache.h"
+#include "check/bounds/bound_cache.h"
 #include "device/harm_recorder.h"
 #include "device/recorded_bounds.h"
 #include "device/resolve.h"
-#include "operators/for_each_tensor.h"
-#include "operators/op_traits.h"
+#include "check/operators/for_each_tensor.h"
+#include "check/operators/op_traits.h"
 #include "origin/arguments.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

@@ -12,12 +12,12 @@
 #include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
-#include "bounds/bound_source.h"
-#include "bounds/operand.h"
-#include "bounds/prediction.h"
+#include "check/bounds/bound_source.h"
+#include "check/bounds/operand.h"
+#include "check/bounds/prediction.h"
 #include "device/devices.h"
 #include "device/stream_scans.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "origin/attribution.h"
 #include "detection/thread_state.h"
 

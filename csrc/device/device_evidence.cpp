@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 #include "device/device_stats.h"
 #include "device/devices.h"
 #include "device/region_mark.h"
@@ -14,7 +14,7 @@
 #include "origin/replayed_region.h"
 #include "report/hint.h"
 #include "detection/error_containment.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

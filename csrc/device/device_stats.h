@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 

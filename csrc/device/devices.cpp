@@ -6,7 +6,7 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

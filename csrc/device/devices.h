@@ -19,10 +19,10 @@
 #include "device/batch.h"
 #include "device/journal.h"
 #include "device/scanner.h"
-#include "process/fork_safe_mutex.h"
-#include "scan/float_format.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "base/fork_safe_mutex.h"
+#include "check/scan/float_format.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 

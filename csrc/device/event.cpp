@@ -7,15 +7,15 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "bounds/bound_cache.h"
-#include "call_sites/call_site_ring.h"
-#include "call_sites/current_call_site.h"
+#include "check/bounds/bound_cache.h"
+#include "origin/call_site_ring.h"
+#include "origin/current_call_site.h"
 #include "detection/session.h"
 #include "device/node_names.h"
 #include "origin/arguments.h"
-#include "scan/float_format.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/float_format.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

@@ -14,8 +14,8 @@
 #include <torchnan/export.h>
 #include <torchnan/finding.h>
 
-#include "scan/nonfinite_kinds.h"
-#include "host/host_runtime.h"
+#include "check/scan/nonfinite_kinds.h"
+#include "base/host_runtime.h"
 #include "origin/provenance.h"
 #include "device/session_number.h"
 

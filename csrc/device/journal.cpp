@@ -8,9 +8,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-#include "operators/op_plan.h"
-#include "scan/address_hash.h"
-#include "scan/storage_of.h"
+#include "check/operators/op_plan.h"
+#include "check/scan/address_hash.h"
+#include "check/scan/storage_of.h"
 
 namespace torchnan {
 

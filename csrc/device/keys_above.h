@@ -3,7 +3,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 
-#include "operators/dispatch_key.h"
+#include "base/dispatch_key.h"
 
 namespace torchnan {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <stdexcept>
 
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "process/fork_safe_mutex.h"
+#include "base/fork_safe_mutex.h"
 
 namespace torch::autograd {
 struct Node;

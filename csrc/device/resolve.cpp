@@ -9,8 +9,8 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "scan/float_format.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/float_format.h"
+#include "check/scan/tensor_scan.h"
 #include "device/device_stats.h"
 #include "device/devices.h"
 #include "device/harm_recorder.h"
@@ -25,7 +25,7 @@
 #include "detection/delivery.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

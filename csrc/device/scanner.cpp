@@ -13,9 +13,9 @@
 
 #include "device/kernel_scan.h"
 #include "device/operator_scan.h"
-#include "host/environment.h"
-#include "process/fork_safe_mutex.h"
-#include "text/format.h"
+#include "base/environment.h"
+#include "base/fork_safe_mutex.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -3,7 +3,7 @@
 #include <map>
 #include <mutex>
 
-#include "process/fork_safe_mutex.h"
+#include "base/fork_safe_mutex.h"
 
 namespace torchnan {
 namespace {

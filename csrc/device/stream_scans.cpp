@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bounds/dtype_range.h"
+#include "check/bounds/dtype_range.h"
 
 namespace torchnan {
 

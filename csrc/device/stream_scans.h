@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "bounds/prediction.h"
+#include "check/bounds/prediction.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
 

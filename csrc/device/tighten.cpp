@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "call_sites/current_call_site.h"
+#include "origin/current_call_site.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
 #include "device/resolve.h"

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <limits>
 
-#include "scan/float_format.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/float_format.h"
+#include "check/scan/tensor_scan.h"
 #include "detection/withdraw_rule.h"
 #include "device/devices.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "detection/thread_state.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 

@@ -6,7 +6,7 @@
 
 #include <c10/util/SmallVector.h>
 
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 #include "device/devices.h"
 
 namespace torchnan {

@@ -21,15 +21,15 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "call_sites/current_call_site.h"
+#include "origin/current_call_site.h"
 #include "intercept/unseen_calls.h"
-#include "operators/for_each_tensor.h"
-#include "operators/op_traits.h"
+#include "check/operators/for_each_tensor.h"
+#include "check/operators/op_traits.h"
 #include "origin/harm.h"
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

@@ -10,7 +10,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include "detection/thread_state.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "origin/attribution.h"
 #include "origin/dependent_values.h"
 

@@ -4,7 +4,7 @@
 
 #include "device/resolve.h"
 #include "origin/arguments.h"
-#include "scan/storage_of.h"
+#include "check/scan/storage_of.h"
 
 namespace torchnan {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "bounds/adam_step.h"
-#include "bounds/prediction.h"
+#include "check/bounds/adam_step.h"
+#include "check/bounds/prediction.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
 #include "device/stream_scans.h"

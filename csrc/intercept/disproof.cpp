@@ -3,12 +3,12 @@
 #include <cmath>
 #include <string>
 
-#include "bounds/bound_cache.h"
+#include "check/bounds/bound_cache.h"
 #include "detection/error_containment.h"
 #include "detection/withdraw_rule.h"
-#include "operators/for_each_tensor.h"
-#include "scan/tensor_scan.h"
-#include "text/format.h"
+#include "check/operators/for_each_tensor.h"
+#include "check/scan/tensor_scan.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include "bounds/operand.h"
+#include "check/bounds/operand.h"
 #include "detection/session.h"
 #include "intercept/host_results.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 
 namespace torchnan {
 

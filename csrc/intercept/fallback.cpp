@@ -2,10 +2,10 @@
 
 #include <optional>
 
-#include "operators/dispatch_key.h"
+#include "base/dispatch_key.h"
 #include "intercept/op_call.h"
 #include "intercept/received_values.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "detection/error_containment.h"
 #include "detection/private_generators.h"
 #include "detection/thread_state.h"

@@ -6,17 +6,17 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "bounds/bound_audit.h"
-#include "bounds/dtype_range.h"
-#include "call_sites/current_call_site.h"
-#include "bounds/written_spans.h"
-#include "operators/for_each_tensor.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "check/bounds/bound_audit.h"
+#include "check/bounds/dtype_range.h"
+#include "origin/current_call_site.h"
+#include "check/bounds/written_spans.h"
+#include "check/operators/for_each_tensor.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 #include "origin/nonfinite_registry.h"
 #include "detection/audited_claims.h"
 #include "detection/error_containment.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -11,14 +11,14 @@
 
 #include <torchnan/bounds.h>
 
-#include "bounds/bound_cache.h"
-#include "bounds/bound_source.h"
-#include "bounds/dtype_range.h"
-#include "bounds/operand.h"
-#include "bounds/prediction.h"
-#include "scan/tensor_scan.h"
-#include "host/host_runtime.h"
-#include "operators/op_plan.h"
+#include "check/bounds/bound_cache.h"
+#include "check/bounds/bound_source.h"
+#include "check/bounds/dtype_range.h"
+#include "check/bounds/operand.h"
+#include "check/bounds/prediction.h"
+#include "check/scan/tensor_scan.h"
+#include "base/host_runtime.h"
+#include "check/operators/op_plan.h"
 #include "detection/thread_state.h"
 #include "origin/attribution.h"
 

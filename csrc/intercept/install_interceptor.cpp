@@ -10,10 +10,10 @@
 
 #include "intercept/fallback.h"
 #include "intercept/typed_ops.h"
-#include "operators/dispatch_key.h"
-#include "operators/op_plan.h"
-#include "process/fork_safe_mutex.h"
-#include "text/format.h"
+#include "base/dispatch_key.h"
+#include "check/operators/op_plan.h"
+#include "base/fork_safe_mutex.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <optional>
 
-#include "bounds/dtype_range.h"
-#include "bounds/bound_cache.h"
-#include "bounds/operand.h"
-#include "operators/dispatch_key.h"
-#include "operators/for_each_tensor.h"
-#include "operators/op_traits.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "check/bounds/dtype_range.h"
+#include "check/bounds/bound_cache.h"
+#include "check/bounds/operand.h"
+#include "base/dispatch_key.h"
+#include "check/operators/for_each_tensor.h"
+#include "check/operators/op_traits.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 #include "intercept/device_results.h"
 #include "intercept/disproof.h"
 #include "intercept/op_entry.h"

@@ -8,13 +8,13 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "intercept/dependent_results.h"
 #include "intercept/host_results.h"
 #include "intercept/run_again.h"
 #include "detection/thread_state.h"
 #include "origin/attribution.h"
-#include "scan/storage_ranges.h"
+#include "check/scan/storage_ranges.h"
 
 namespace torchnan {
 

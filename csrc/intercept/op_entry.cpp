@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "call_sites/call_site_ring.h"
+#include "origin/call_site_ring.h"
 #include "origin/harm.h"
 #include "origin/nonfinite_registry.h"
 

@@ -3,9 +3,9 @@
 
 #include <torchnan/export.h>
 
-#include "host/host_runtime.h"
+#include "base/host_runtime.h"
 #include "detection/thread_state.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 
 namespace torchnan {
 

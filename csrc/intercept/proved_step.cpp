@@ -11,8 +11,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
-#include "bounds/bound_cache.h"
-#include "bounds/bound_source.h"
+#include "check/bounds/bound_cache.h"
+#include "check/bounds/bound_source.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
@@ -20,9 +20,9 @@
 #include "device/tighten.h"
 #include "intercept/device_step.h"
 #include "intercept/host_results.h"
-#include "operators/dispatch_key.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "base/dispatch_key.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <torchnan/export.h>
 
-#include "bounds/adam_step.h"
+#include "check/bounds/adam_step.h"
 #include "detection/thread_state.h"
 
 namespace torchnan {

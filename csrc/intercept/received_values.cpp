@@ -6,8 +6,8 @@
 
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
-#include "operators/dispatch_key.h"
-#include "operators/op_traits.h"
+#include "base/dispatch_key.h"
+#include "check/operators/op_traits.h"
 
 namespace torchnan {
 namespace {

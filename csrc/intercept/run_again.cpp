@@ -6,7 +6,7 @@
 #include <ATen/ops/nan_to_num.h>
 
 #include "intercept/unseen_calls.h"
-#include "operators/for_each_tensor.h"
+#include "check/operators/for_each_tensor.h"
 
 namespace torchnan {
 

@@ -10,7 +10,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/ArrayRef.h>
 
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "origin/arguments.h"
 
 namespace torchnan {

@@ -2,7 +2,7 @@
 
 #include <c10/util/accumulate.h>
 
-#include "bounds/bound_cache.h"
+#include "check/bounds/bound_cache.h"
 #include "detection/error_containment.h"
 #include "intercept/op_entry.h"
 #include "intercept/device_results.h"

@@ -10,10 +10,10 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/ArrayRef.h>
 
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "detection/thread_state.h"
 #include "intercept/host_results.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 
-#include "bounds/bound_cache.h"
+#include "check/bounds/bound_cache.h"
 #include "intercept/disproof.h"
 #include "intercept/op_entry.h"
 #include "intercept/op_call.h"
 #include "origin/moved_bytes.h"
 #include "origin/nonfinite_registry.h"
 #include "detection/error_containment.h"
-#include "scan/storage_ranges.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/storage_ranges.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 

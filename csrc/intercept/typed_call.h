@@ -17,10 +17,10 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/FunctionRef.h>
 
-#include "bounds/operand.h"
-#include "operators/dispatch_key.h"
+#include "check/bounds/operand.h"
+#include "base/dispatch_key.h"
 #include "intercept/fallback.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "intercept/device_results.h"
 #include "intercept/host_results.h"
 #include "intercept/small_call.h"

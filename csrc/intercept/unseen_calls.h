@@ -6,7 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
-#include "operators/dispatch_key.h"
+#include "base/dispatch_key.h"
 
 namespace torchnan {
 

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <optional>
 
-#include "operators/for_each_tensor.h"
+#include "check/operators/for_each_tensor.h"
 #include "origin/host_queries.h"
-#include "scan/storage_of.h"
-#include "scan/storage_ranges.h"
-#include "scan/tensor_scan.h"
-#include "text/format.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/storage_ranges.h"
+#include "check/scan/tensor_scan.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -10,8 +10,8 @@
 
 #include <torchnan/finding.h>
 
-#include "scan/nonfinite_kinds.h"
-#include "operators/op_plan.h"
+#include "check/scan/nonfinite_kinds.h"
+#include "check/operators/op_plan.h"
 #include "detection/session.h"
 
 namespace torchnan {

@@ -5,14 +5,14 @@
 #include <utility>
 #include <vector>
 
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 #include "origin/harm.h"
 #include "origin/host_evidence.h"
 #include "origin/origin_records.h"
-#include "call_sites/current_call_site.h"
+#include "origin/current_call_site.h"
 #include "origin/replayed_region.h"
 #include "origin/unused_results.h"
-#include "process/work_counters.h"
+#include "base/work_counters.h"
 
 namespace torchnan {
 

@@ -11,7 +11,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "origin/elementwise_attribution.h"
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 #include "origin/arguments.h"
 #include "origin/nonfinite_registry.h"
 

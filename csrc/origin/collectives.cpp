@@ -17,8 +17,8 @@
 
 #include <c10/util/accumulate.h>
 
-#include "bounds/bound_cache.h"
-#include "bounds/dtype_range.h"
+#include "check/bounds/bound_cache.h"
+#include "check/bounds/dtype_range.h"
 #include "origin/dependent_values.h"
 #include "origin/elementwise_attribution.h"
 #include "origin/harm.h"
@@ -28,9 +28,9 @@
 #include "origin/nonfinite_registry.h"
 #include "origin/origin_records.h"
 #include "origin/unused_results.h"
-#include "process/fork_safe_mutex.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "base/fork_safe_mutex.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

@@ -22,7 +22,7 @@
 #include "detection/thread_state.h"
 #include "origin/attribution.h"
 #include "origin/nonfinite_registry.h"
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 
 namespace torchnan {
 

@@ -9,8 +9,8 @@
 #include <c10/util/SmallVector.h>
 
 #include "origin/nonfinite_registry.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <c10/util/SmallVector.h>
 
-#include "scan/finite_scan.h"
-#include "scan/float_format.h"
-#include "scan/isa_dispatch.h"
+#include "check/scan/finite_scan.h"
+#include "check/scan/float_format.h"
+#include "check/scan/isa_dispatch.h"
 
 namespace torchnan {
 namespace {

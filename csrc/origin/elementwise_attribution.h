@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 
 namespace torchnan {
 

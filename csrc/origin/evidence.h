@@ -6,11 +6,11 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include "host/host_runtime.h"
-#include "operators/op_plan.h"
+#include "base/host_runtime.h"
+#include "check/operators/op_plan.h"
 #include "origin/elementwise_attribution.h"
 #include "origin/provenance.h"
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 
 namespace torchnan {
 

@@ -5,8 +5,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "scan/tensor_scan.h"
-#include "operators/op_plan.h"
+#include "check/scan/tensor_scan.h"
+#include "check/operators/op_plan.h"
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
@@ -14,11 +14,11 @@
 #include "origin/reported_causes.h"
 #include "origin/unused_results.h"
 #include "report/own_frame.h"
-#include "call_sites/current_call_site.h"
-#include "host/user_notifier.h"
+#include "origin/current_call_site.h"
+#include "detection/user_notifier.h"
 #include "detection/delivery.h"
 #include "detection/error_containment.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

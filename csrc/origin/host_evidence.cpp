@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <set>
 
-#include "call_sites/current_call_site.h"
-#include "operators/op_traits.h"
+#include "origin/current_call_site.h"
+#include "check/operators/op_traits.h"
 #include "origin/collectives.h"
 #include "origin/host_queries.h"
 #include "origin/origin_records.h"
 #include "origin/written_part.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

@@ -1,7 +1,7 @@
 #include "origin/host_queries.h"
 
 #include "detection/error_containment.h"
-#include "host/environment.h"
+#include "base/environment.h"
 
 namespace torchnan {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "host/host_runtime.h"
+#include "base/host_runtime.h"
 #include "detection/session.h"
 
 namespace torchnan {

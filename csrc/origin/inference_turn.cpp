@@ -6,7 +6,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "host/host_runtime.h"
+#include "base/host_runtime.h"
 
 namespace torchnan {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "detection/session.h"
 #include "origin/provenance.h"
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 
 namespace torchnan {
 

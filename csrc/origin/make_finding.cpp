@@ -5,15 +5,15 @@
 #include <string_view>
 #include <utility>
 
-#include "operators/op_plan.h"
+#include "check/operators/op_plan.h"
 #include "origin/host_queries.h"
 #include "origin/reported_causes.h"
 #include "origin/replayed_region.h"
 #include "report/hint.h"
 #include "report/operator_name.h"
 #include "report/truncate.h"
-#include "text/format.h"
-#include "text/printable.h"
+#include "base/format.h"
+#include "base/printable.h"
 
 namespace torchnan {
 namespace {

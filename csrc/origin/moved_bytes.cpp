@@ -4,10 +4,10 @@
 #include <atomic>
 #include <string>
 
-#include "bounds/bound_cache.h"
-#include "operators/for_each_tensor.h"
+#include "check/bounds/bound_cache.h"
+#include "check/operators/for_each_tensor.h"
 #include "origin/arguments.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

@@ -5,8 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
-#include "bounds/operand.h"
-#include "operators/op_plan.h"
+#include "check/bounds/operand.h"
+#include "check/operators/op_plan.h"
 #include "origin/nonfinite_registry.h"
 
 namespace torchnan {

@@ -5,11 +5,11 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include "process/work_counters.h"
+#include "base/work_counters.h"
 #include "origin/elementwise_attribution.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
-#include "host/host_runtime.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
+#include "base/host_runtime.h"
 
 namespace torchnan {
 namespace {

@@ -15,7 +15,7 @@
 #include "origin/memory_region.h"
 #include "origin/provenance.h"
 #include "origin/storage_filter.h"
-#include "process/fork_safe_mutex.h"
+#include "base/fork_safe_mutex.h"
 
 namespace torch::autograd {
 struct Node;

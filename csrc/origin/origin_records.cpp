@@ -6,8 +6,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include "scan/tensor_scan.h"
-#include "bounds/bound_cache.h"
+#include "check/scan/tensor_scan.h"
+#include "check/bounds/bound_cache.h"
 #include "origin/collectives.h"
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
@@ -15,9 +15,9 @@
 #include "origin/reported_causes.h"
 #include "report/operator_name.h"
 #include "report/own_frame.h"
-#include "call_sites/current_call_site.h"
-#include "process/fork_safe_mutex.h"
-#include "text/format.h"
+#include "origin/current_call_site.h"
+#include "base/fork_safe_mutex.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

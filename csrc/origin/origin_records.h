@@ -8,11 +8,11 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 #include "origin/arguments.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 

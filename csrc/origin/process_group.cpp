@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "operators/op_traits.h"
+#include "check/operators/op_traits.h"
 
 namespace torchnan {
 namespace {

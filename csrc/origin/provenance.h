@@ -11,8 +11,8 @@
 
 #include <torchnan/finding.h>
 
-#include "scan/nonfinite_kinds.h"
-#include "host/host_runtime.h"
+#include "check/scan/nonfinite_kinds.h"
+#include "base/host_runtime.h"
 
 namespace torchnan {
 

@@ -9,7 +9,7 @@
 #include <torchnan/export.h>
 #include <torchnan/finding.h>
 
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 
 namespace torchnan {
 

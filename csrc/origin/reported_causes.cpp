@@ -10,14 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "call_sites/current_call_site.h"
+#include "origin/current_call_site.h"
 #include "detection/session.h"
 #include "origin/inference_turn.h"
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
-#include "process/fork_safe_mutex.h"
+#include "base/fork_safe_mutex.h"
 #include "report/operator_name.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <c10/core/StorageImpl.h>
 
-#include "scan/address_hash.h"
+#include "check/scan/address_hash.h"
 
 namespace torchnan {
 

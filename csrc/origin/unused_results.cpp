@@ -8,7 +8,7 @@
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
 #include "origin/reported_causes.h"
-#include "process/fork_safe_mutex.h"
+#include "base/fork_safe_mutex.h"
 
 namespace torchnan {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <c10/core/DynamicCast.h>
 
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {

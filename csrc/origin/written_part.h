@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "origin/arguments.h"
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 
 namespace torchnan {
 

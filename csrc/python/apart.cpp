@@ -9,7 +9,7 @@
 
 #include "detection/thread_state.h"
 #include "intercept/install_interceptor.h"
-#include "operators/dispatch_key.h"
+#include "base/dispatch_key.h"
 #include "python/frame_walk.h"
 
 namespace py = pybind11;

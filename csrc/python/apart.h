@@ -4,7 +4,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <pybind11/pybind11.h>
 
-#include "call_sites/current_call_site.h"
+#include "origin/current_call_site.h"
 #include "detection/private_generators.h"
 
 namespace torchnan {

@@ -10,7 +10,7 @@
 
 #include <torchnan/bounds.h>
 
-#include "bounds/operand.h"
+#include "check/bounds/operand.h"
 #include "python/call_python.h"
 #include "python/convert.h"
 

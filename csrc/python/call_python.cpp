@@ -6,7 +6,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
-#include "host/user_notifier.h"
+#include "detection/user_notifier.h"
 #include "python/convert.h"
 
 namespace py = pybind11;

@@ -7,7 +7,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "process/held_locks.h"
+#include "base/held_locks.h"
 #include "python/function_mode_guard.h"
 
 namespace torchnan {

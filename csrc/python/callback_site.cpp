@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "api/session_lifetime.h"
-#include "call_sites/current_call_site.h"
+#include "intercept/session_lifetime.h"
+#include "origin/current_call_site.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
 

@@ -16,10 +16,10 @@
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_function.h>
 
-#include "api/region_border.h"
-#include "call_sites/current_call_site.h"
+#include "intercept/region_border.h"
+#include "origin/current_call_site.h"
 #include "detection/thread_state.h"
-#include "operators/op_traits.h"
+#include "check/operators/op_traits.h"
 #include "origin/replayed_region.h"
 #include "python/apart.h"
 #include "python/convert.h"
@@ -28,7 +28,7 @@
 #include "python/region_call.h"
 #include "python/stack_table.h"
 #include "report/enum_names.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace py = pybind11;
 

@@ -11,7 +11,7 @@
 #include <torchnan/stats.h>
 
 #include "report/enum_names.h"
-#include "scan/nonfinite_kinds.h"
+#include "check/scan/nonfinite_kinds.h"
 
 namespace torchnan {
 

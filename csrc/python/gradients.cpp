@@ -7,8 +7,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "operators/dispatch_key.h"
-#include "ops/measure.h"
+#include "base/dispatch_key.h"
+#include "check/scan/measure.h"
 
 namespace py = pybind11;
 

@@ -16,9 +16,9 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "api/harm_checks.h"
-#include "bounds/bound_cache.h"
-#include "call_sites/call_site_ring.h"
+#include "intercept/harm_checks.h"
+#include "check/bounds/bound_cache.h"
+#include "origin/call_site_ring.h"
 #include "detection/error_containment.h"
 #include "detection/session.h"
 #include "detection/thread_state.h"
@@ -30,8 +30,8 @@
 #include "python/kept_inputs.h"
 #include "python/region_call.h"
 #include "python/tensor_in.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/storage_of.h"
+#include "check/scan/tensor_scan.h"
 
 namespace py = pybind11;
 

@@ -6,7 +6,7 @@
 #include <c10/core/DynamicCast.h>
 
 #include "python/tensor_in.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace py = pybind11;
 

@@ -6,7 +6,7 @@
 #include <deque>
 #include <utility>
 
-#include "api/session_lifetime.h"
+#include "intercept/session_lifetime.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
 #include "device/session_number.h"

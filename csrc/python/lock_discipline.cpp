@@ -2,8 +2,8 @@
 
 #include <torch/version.h>
 
-#include "process/fork_safe_mutex.h"
-#include "process/held_locks.h"
+#include "base/fork_safe_mutex.h"
+#include "base/held_locks.h"
 
 #include <atomic>
 #include <mutex>

@@ -1,4 +1,4 @@
-// Counts the cases in which the core would wait for the GIL while it holds a lock (process/fork_safe_mutex.h).
+// Counts the cases in which the core would wait for the GIL while it holds a lock (base/fork_safe_mutex.h).
 #pragma once
 
 #include <cstdint>

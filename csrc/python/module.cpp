@@ -16,19 +16,19 @@
 #include <pybind11/stl.h>
 #include <torch/version.h>
 
-#include "api/handover.h"
-#include "api/harm_checks.h"
-#include "api/headroom.h"
-#include "api/session_lifetime.h"
+#include "intercept/handover.h"
+#include "intercept/harm_checks.h"
+#include "origin/headroom.h"
+#include "intercept/session_lifetime.h"
 #include "detection/session.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
 #include "device/resolve.h"
-#include "host/environment.h"
-#include "host/thread_switches.h"
+#include "base/environment.h"
+#include "base/thread_switches.h"
 #include "intercept/install_interceptor.h"
-#include "operators/dispatch_key.h"
-#include "ops/measure.h"
+#include "base/dispatch_key.h"
+#include "check/scan/measure.h"
 #include "origin/collectives.h"
 #include "origin/nonfinite_registry.h"
 #include "python/apart.h"
@@ -40,8 +40,8 @@
 #include "python/option_values.h"
 #include "python/python_runtime.h"
 #include "report/append_only_file.h"
-#include "scan/tensor_scan.h"
-#include "text/printable.h"
+#include "check/scan/tensor_scan.h"
+#include "base/printable.h"
 
 namespace py = pybind11;
 using namespace torchnan;

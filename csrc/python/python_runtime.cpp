@@ -6,7 +6,7 @@
 #include <optional>
 #include <stdexcept>
 
-#include "process/work_counters.h"
+#include "base/work_counters.h"
 #include "python/call_python.h"
 #include "python/convert.h"
 #include "python/stack_table.h"

@@ -4,8 +4,8 @@
 
 #include <pybind11/pybind11.h>
 
-#include "host/user_notifier.h"
-#include "host/host_runtime.h"
+#include "detection/user_notifier.h"
+#include "base/host_runtime.h"
 
 namespace torchnan {
 

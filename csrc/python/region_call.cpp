@@ -12,19 +12,19 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 
-#include "api/region_border.h"
+#include "intercept/region_border.h"
 #include "detection/error_containment.h"
 #include "detection/private_generators.h"
 #include "device/devices.h"
 #include "device/resolve.h"
 #include "intercept/op_entry.h"
-#include "operators/dispatch_key.h"
+#include "base/dispatch_key.h"
 #include "python/apart.h"
 #include "python/convert.h"
 #include "python/kept_calls.h"
 #include "python/stack_table.h"
 #include "python/tensor_in.h"
-#include "scan/tensor_scan.h"
+#include "check/scan/tensor_scan.h"
 
 namespace py = pybind11;
 

@@ -17,8 +17,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>
 
-#include "api/region_border.h"
-#include "call_sites/current_call_site.h"
+#include "intercept/region_border.h"
+#include "origin/current_call_site.h"
 #include "detection/session.h"
 #include "detection/thread_state.h"
 #include "device/device_check.h"

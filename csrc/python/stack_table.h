@@ -10,9 +10,9 @@
 
 #include <pybind11/pybind11.h>
 
-#include "host/host_runtime.h"
-#include "process/fork_safe_mutex.h"
-#include "process/own_memory.h"
+#include "base/host_runtime.h"
+#include "base/fork_safe_mutex.h"
+#include "base/own_memory.h"
 #include "python/frame_walk.h"
 
 namespace torchnan {

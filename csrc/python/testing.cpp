@@ -7,11 +7,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "bounds/bound_audit.h"
-#include "bounds/bound_cache.h"
-#include "bounds/rules.h"
+#include "check/bounds/bound_audit.h"
+#include "check/bounds/bound_cache.h"
+#include "check/bounds/rules.h"
 #include "intercept/proved_step.h"
-#include "process/work_counters.h"
+#include "base/work_counters.h"
 #include "python/convert.h"
 #include "python/lock_discipline.h"
 #include "python/option_values.h"

@@ -10,7 +10,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ScopeExit.h>
 
-#include "operators/dispatch_key.h"
+#include "base/dispatch_key.h"
 #include "python/bindings.h"
 #include "python/frame_walk.h"
 

@@ -9,8 +9,8 @@
 #include <ctime>
 #include <system_error>
 
-#include "text/format.h"
-#include "text/printable.h"
+#include "base/format.h"
+#include "base/printable.h"
 
 namespace torchnan {
 namespace {

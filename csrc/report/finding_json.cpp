@@ -9,8 +9,8 @@
 
 #include "report/finding_fields.h"
 #include "report/truncate.h"
-#include "scan/strict_floats.h"
-#include "text/printable.h"
+#include "base/strict_floats.h"
+#include "base/printable.h"
 
 namespace torchnan {
 namespace {

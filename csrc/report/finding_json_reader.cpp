@@ -12,9 +12,9 @@
 
 #include "report/enum_names.h"
 #include "report/finding_fields.h"
-#include "scan/strict_floats.h"
-#include "text/format.h"
-#include "text/printable.h"
+#include "base/strict_floats.h"
+#include "base/format.h"
+#include "base/printable.h"
 
 namespace torchnan {
 namespace {

@@ -10,7 +10,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "report/own_frame.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -17,7 +17,7 @@
 #include <torchnan/finding.h>
 #include <torchnan/sink.h>
 
-#include "process/fork_safe_mutex.h"
+#include "base/fork_safe_mutex.h"
 
 namespace torchnan {
 

@@ -8,8 +8,8 @@
 #include "report/number_text.h"
 #include "report/operator_name.h"
 #include "report/repetitions.h"
-#include "text/format.h"
-#include "text/printable.h"
+#include "base/format.h"
+#include "base/printable.h"
 
 namespace torchnan {
 namespace {

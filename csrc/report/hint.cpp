@@ -3,7 +3,7 @@
 #include "report/hint_rules.h"
 #include "report/operation.h"
 #include "report/operator_name.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

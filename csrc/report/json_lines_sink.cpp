@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "report/append_only_file.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -6,8 +6,8 @@
 #include <limits>
 #include <utility>
 
-#include "scan/strict_floats.h"
-#include "text/format.h"
+#include "base/strict_floats.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

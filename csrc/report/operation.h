@@ -14,8 +14,8 @@
 #include "report/hint.h"
 #include "report/number_text.h"
 #include "report/operator_name.h"
-#include "scan/strict_floats.h"
-#include "text/format.h"
+#include "base/strict_floats.h"
+#include "base/format.h"
 
 namespace torchnan {
 

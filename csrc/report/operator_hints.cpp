@@ -1,7 +1,7 @@
 #include "report/hint_rules.h"
 
 #include "report/hints/families.h"
-#include "text/format.h"
+#include "base/format.h"
 
 namespace torchnan {
 namespace {

@@ -1,5 +1,5 @@
 #include "report/hint_rules.h"
-#include "text/format.h"
+#include "base/format.h"
 
 #include <algorithm>
 #include <array>

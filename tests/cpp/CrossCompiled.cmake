@@ -1,13 +1,13 @@
 # The tests of the scan for another processor, run by an emulator. They need no more of PyTorch than its headers and libc10:
 # the emulator cannot run libtorch. The system's GoogleTest is for this processor, so its sources are compiled too.
 add_executable(torchnan_scan_tests
-  scan/finite_scan_test.cpp
-  scan/norm_scan_test.cpp
-  scan/strided_view_test.cpp
-  ${PROJECT_SOURCE_DIR}/csrc/scan/finite_scan.cpp
-  ${PROJECT_SOURCE_DIR}/csrc/scan/isa_dispatch.cpp
-  ${PROJECT_SOURCE_DIR}/csrc/scan/norm_scan.cpp
-  ${PROJECT_SOURCE_DIR}/csrc/scan/strided_view.cpp
+  check/scan/finite_scan_test.cpp
+  check/scan/norm_scan_test.cpp
+  check/scan/strided_view_test.cpp
+  ${PROJECT_SOURCE_DIR}/csrc/check/scan/finite_scan.cpp
+  ${PROJECT_SOURCE_DIR}/csrc/check/scan/isa_dispatch.cpp
+  ${PROJECT_SOURCE_DIR}/csrc/check/scan/norm_scan.cpp
+  ${PROJECT_SOURCE_DIR}/csrc/check/scan/strided_view.cpp
   /usr/src/googletest/googletest/src/gtest-all.cc
   /usr/src/googletest/googletest/src/gtest_main.cc
 )

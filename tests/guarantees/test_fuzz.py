@@ -57,7 +57,7 @@ def test_a_line_is_a_finding_or_a_value_error(path):
 HARNESS_SOURCES = (
     *(f"csrc/report/{name}.cpp" for name in ("enum_names", "finding_json", "finding_json_reader", "finding_text")),
     *(f"csrc/report/{name}.cpp" for name in ("number_text", "own_frame", "repetitions", "truncate")),
-    *(f"csrc/text/{name}.cpp" for name in ("format", "printable")),
+    *(f"csrc/base/{name}.cpp" for name in ("format", "printable")),
 )
 
 

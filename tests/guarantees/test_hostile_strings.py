@@ -465,7 +465,7 @@ def test_the_core_reports_through_the_same_few_places():
         for place in tells.findall(path.read_text())
     }
     assert places == {
-        ("host/user_notifier.cpp", "TORCH_WARN"),
+        ("detection/user_notifier.cpp", "TORCH_WARN"),
         ("detection/delivery.cpp", "user_notifier().raise"),
         ("detection/delivery.cpp", "user_notifier().stop_in_debugger"),
         ("detection/delivery.cpp", "user_notifier().warn"),

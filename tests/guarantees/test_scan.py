@@ -79,7 +79,7 @@ def preprocessed(source: Path, *flags: str):
 
 
 def test_a_compiler_that_takes_every_number_for_finite_is_refused():
-    """Fails when scan/strict_floats.h has no #error."""
+    """Fails when base/strict_floats.h has no #error."""
     finite_scan = REPOSITORY / "csrc" / "scan" / "finite_scan.cpp"
     for flag in ("-ffast-math", "-Ofast", "-ffinite-math-only"):
         refused = preprocessed(finite_scan, flag)
@@ -90,7 +90,7 @@ def test_a_compiler_that_takes_every_number_for_finite_is_refused():
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_so_is_it_by_every_source_that_asks_for_nan(source):
-    """Fails when a source that uses NaN does not include scan/strict_floats.h."""
+    """Fails when a source that uses NaN does not include base/strict_floats.h."""
     assert REFUSED in preprocessed(source, "-ffast-math").stderr
 
 

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "scan/float_encoding.h"
+#include "check/scan/float_encoding.h"
 
 namespace torchnan::cuda {
 

@@ -1,6 +1,6 @@
 #include "report/hints/families.h"
 
-#include "text/format.h"
+#include "base/format.h"
 
 #include <string_view>
 

@@ -12,8 +12,8 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
-#include "host/host_runtime.h"
-#include "operators/op_plan.h"
+#include "base/host_runtime.h"
+#include "check/operators/op_plan.h"
 #include "detection/headroom_table.h"
 
 namespace torchnan {

@@ -17,7 +17,7 @@
 #include <torch/library.h>
 
 #include "device/lagging_device.h"
-#include "operators/dispatch_key.h"
+#include "base/dispatch_key.h"
 
 namespace torchnan::lagging {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "device/cuda/scan_body.h"
 #include "device/cuda/scan_library.h"
-#include "scan/float_format.h"
+#include "check/scan/float_format.h"
 #include "support/float_dtypes.h"
 
 namespace torchnan::cuda {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "scan/float_format.h"
+#include "check/scan/float_format.h"
 #include "support/float_dtypes.h"
 
 namespace torchnan::cuda {

@@ -10,7 +10,7 @@
 #include "device/batch.h"
 #include "device/lagging_device.h"
 #include "device/scanner.h"
-#include "scan/float_format.h"
+#include "check/scan/float_format.h"
 
 namespace torchnan {
 namespace {

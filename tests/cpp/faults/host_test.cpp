@@ -9,8 +9,8 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "host/user_notifier.h"
-#include "host/host_runtime.h"
+#include "detection/user_notifier.h"
+#include "base/host_runtime.h"
 
 namespace torchnan {
 namespace {

@@ -1,4 +1,4 @@
-#include "bounds/awaited_versions.h"
+#include "check/bounds/awaited_versions.h"
 
 #include <cmath>
 #include <functional>
@@ -13,8 +13,8 @@
 
 #include <torchnan/detector.h>
 
-#include "bounds/bound_cache.h"
-#include "host/thread_switches.h"
+#include "check/bounds/bound_cache.h"
+#include "base/thread_switches.h"
 
 namespace torchnan {
 namespace {

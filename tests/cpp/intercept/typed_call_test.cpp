@@ -11,7 +11,7 @@
 
 #include <torchnan/detector.h>
 
-#include "bounds/bound_cache.h"
+#include "check/bounds/bound_cache.h"
 
 namespace {
 thread_local int64_t allocations = 0;

@@ -6,8 +6,8 @@
 #include <string>
 #include <tuple>
 
-#include "scan/isa_dispatch.h"
-#include "scan/float_format.h"
+#include "check/scan/isa_dispatch.h"
+#include "check/scan/float_format.h"
 #include "support/float_dtypes.h"
 
 namespace torchnan {

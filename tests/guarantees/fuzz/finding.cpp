@@ -8,7 +8,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "text/printable.h"
+#include "base/printable.h"
 
 namespace torchnan {
 namespace {

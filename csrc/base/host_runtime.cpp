@@ -1,0 +1,48 @@
+#include "base/host_runtime.h"
+
+#include <atomic>
+
+#include "base/scope_table.h"
+
+namespace torchnan {
+namespace {
+
+class NullRuntime final : public HostRuntime {
+ public:
+  SiteId current_stack_id() noexcept override { return current_scope(); }
+  SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
+  bool has_scopes_in_stacks() const noexcept override { return true; }
+  bool reports_backward_roots() const noexcept override { return false; }
+  ResolvedSite resolve_site(const Site& site, const DetectionSession&) override {
+    ResolvedSite resolved;
+    if (!site.node.empty()) resolved.phase = Phase::kBackward;
+    resolved.stack = frames_of_scope(site.node.empty() ? site.live : site.forward);
+    return resolved;
+  }
+  std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession&) override {
+    return std::vector<ResolvedSite>(sites.size());
+  }
+  bool is_loss_scaling(const Site&, const DetectionSession&) override { return false; }
+  std::optional<Owner> owner_of_memory(const StorageSpan&, SiteId, bool, const DetectionSession&) override {
+    return std::nullopt;
+  }
+  std::optional<int64_t> rank() override { return std::nullopt; }
+  std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { return std::nullopt; }
+  std::string dataset_item(const at::Tensor&) override { return ""; }
+  std::string bad_hyperparameter() override { return ""; }
+  std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {
+    std::vector<ReachableTensor> all;
+    for (const at::Tensor& tensor : tensors) all.push_back({tensor});
+    return all;
+  }
+};
+
+NullRuntime null_runtime;
+std::atomic<HostRuntime*> current_runtime{&null_runtime};
+
+}  // namespace
+
+HostRuntime& host_runtime() { return *current_runtime.load(std::memory_order_acquire); }
+void set_host(HostRuntime* host) { current_runtime.store(host, std::memory_order_release); }
+
+}  // namespace torchnan
