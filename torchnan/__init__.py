@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = _build.version
 
-_C.set_host(introspection, delivery)
+_C.set_runtime(introspection, delivery)
 
 __all__ = [
     "Bound",

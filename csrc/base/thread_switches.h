@@ -1,4 +1,4 @@
-// Counts how often another thread of the host language has run, for example by taking Python's GIL.
+// Counts how often another thread of the interpreter has run, for example by taking Python's GIL.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace torchnan {
 
-// Makes thread_switches() read a counter of the host, which must live as long as the process and only grow.
+// Makes thread_switches() read a counter of the interpreter, which must live as long as the process and only grow.
 TORCHNAN_API void set_thread_switches(const unsigned long* counter);
 
-// Returns a number that differs from all earlier ones if another thread of the host has run since. Without a host it is
-// always 0: C++ threads are not observed.
+// Returns a number that differs from all earlier ones if another thread of the interpreter has run since. Without one
+// it is always 0: C++ threads are not observed.
 uint64_t thread_switches() noexcept;
 
 }  // namespace torchnan

@@ -12,7 +12,7 @@
 
 #include <torchnan/export.h>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 
 namespace torchnan {
 

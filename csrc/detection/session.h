@@ -19,7 +19,7 @@
 #include <torchnan/sink.h>
 #include <torchnan/stats.h>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "base/fork_safe_mutex.h"
 #include "report/finding_log.h"
 #include "check/scan/nonfinite_kinds.h"

@@ -34,6 +34,6 @@ std::atomic<UserNotifier*> current_notifier{&native_notifier};
 UserFacingException::~UserFacingException() = default;
 
 UserNotifier& user_notifier() { return *current_notifier.load(std::memory_order_acquire); }
-void set_host(UserNotifier* host) { current_notifier.store(host, std::memory_order_release); }
+void set_user_notifier(UserNotifier* notifier) { current_notifier.store(notifier, std::memory_order_release); }
 
 }  // namespace torchnan

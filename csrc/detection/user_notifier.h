@@ -1,4 +1,4 @@
-// Raises exceptions and prints warnings for findings. The host (Python) sets its implementation.
+// Raises exceptions and prints warnings for findings. The runtime (Python) sets its implementation.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ class TORCHNAN_API UserFacingException {
 class TORCHNAN_API UserNotifier {
  public:
   virtual ~UserNotifier() = default;
-  // Throws the NonFiniteError of the host.
+  // Throws the NonFiniteError of the runtime.
   [[noreturn]] virtual void raise(const Finding& finding) = 0;
   virtual void warn(const Finding& finding) = 0;
   virtual void warn(const std::string& text) = 0;
@@ -27,8 +27,8 @@ class TORCHNAN_API UserNotifier {
   virtual void stop_in_debugger(const Finding& finding) = 0;
 };
 
-// Returns the notifier of the host; without a host one that throws C++ exceptions and warns through c10.
+// Returns the notifier of the runtime; without one, an object that throws C++ exceptions and warns through c10.
 TORCHNAN_API UserNotifier& user_notifier();
-TORCHNAN_API void set_host(UserNotifier* host);  // must live until the process ends
+TORCHNAN_API void set_user_notifier(UserNotifier* notifier);  // must live until the process ends
 
 }  // namespace torchnan

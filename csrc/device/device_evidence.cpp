@@ -8,7 +8,7 @@
 #include "device/devices.h"
 #include "device/region_mark.h"
 #include "origin/arguments.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"

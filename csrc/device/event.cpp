@@ -79,7 +79,7 @@ EventContext::EventContext(const OpPlan& of_plan, DetectionSession& in_session, 
     node_execution_id = execution_id(*current);
     forward = CallSiteRing::find(*current);
   }
-  live = noted != 0 && node == nullptr ? noted : host_runtime().current_stack_id();
+  live = noted != 0 && node == nullptr ? noted : runtime().current_stack_id();
 }
 
 Site Event::site() const {

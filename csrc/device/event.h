@@ -15,7 +15,7 @@
 #include <torchnan/finding.h>
 
 #include "check/scan/nonfinite_kinds.h"
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "origin/provenance.h"
 #include "device/session_number.h"
 

@@ -15,7 +15,7 @@
 #include "device/devices.h"
 #include "device/harm_recorder.h"
 #include "device/window.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "origin/harm.h"
 #include "origin/late_replay.h"
 #include "origin/make_finding.h"

@@ -22,7 +22,7 @@
 #include "origin/dependent_values.h"
 #include "origin/elementwise_attribution.h"
 #include "origin/harm.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
 #include "origin/unused_results.h"

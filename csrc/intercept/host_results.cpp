@@ -314,7 +314,7 @@ Outcome HostResults::skip(const at::Tensor& result, Skip reason) {
 
 Outcome HostResults::record_allocation(const at::Tensor& result) {
   if (plan_.returns_allocation) {
-    bound_cache().record_uninitialized(result, host_runtime().current_stack_id(), &plan_.name);
+    bound_cache().record_uninitialized(result, runtime().current_stack_id(), &plan_.name);
   } else {
     bound_cache().forget(result);
   }
@@ -385,7 +385,7 @@ void HostResults::record_finite(const at::Tensor& result, size_t output, const B
 // different scale.
 void HostResults::record_headroom(const at::Tensor& result, double max_abs, bool is_measured) {
   if (!HeadroomTable::covers(result.scalar_type()) || torch::autograd::get_current_graph_task_id() != -1) return;
-  if (site_ == 0) site_ = host_runtime().current_stack_id();
+  if (site_ == 0) site_ = runtime().current_stack_id();
   session_.headroom()->record({&plan_, site_, result.scalar_type(), c10::GradMode::is_enabled()}, max_abs, is_measured);
 }
 

@@ -17,7 +17,7 @@
 #include "check/bounds/operand.h"
 #include "check/bounds/prediction.h"
 #include "check/scan/tensor_scan.h"
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "check/operators/op_plan.h"
 #include "detection/thread_state.h"
 #include "origin/attribution.h"

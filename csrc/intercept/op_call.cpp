@@ -332,7 +332,7 @@ at::Tensor OpCall::written_groups(const at::Tensor& result) const {
   const int64_t end = std::max(ends.const_data_ptr<int>()[ends.numel() - 1], 0);
   const int64_t dim = self.dim() == 2 ? 0 : 1;
   if (end >= result.size(dim)) return result;
-  bound_cache().record_uninitialized(result, host_runtime().current_stack_id(), &plan_.name);
+  bound_cache().record_uninitialized(result, runtime().current_stack_id(), &plan_.name);
   MemoryRegion written(result);
   written.sizes[static_cast<size_t>(dim)] = end;
   return written.tensor_in(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(result)));

@@ -3,7 +3,7 @@
 
 #include <torchnan/export.h>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "detection/thread_state.h"
 #include "check/operators/op_plan.h"
 

@@ -11,7 +11,7 @@
 #include "device/devices.h"
 #include "device/resolve.h"
 #include "origin/harm.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "origin/origin_records.h"
 #include "origin/unused_results.h"
 #include "check/scan/tensor_scan.h"

@@ -15,7 +15,7 @@
 #include "detection/session.h"
 #include "detection/thread_state.h"
 #include "device/device_check.h"
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "check/operators/op_plan.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"

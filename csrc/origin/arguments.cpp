@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "check/operators/for_each_tensor.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "check/scan/storage_of.h"
 #include "check/scan/storage_ranges.h"
 #include "check/scan/tensor_scan.h"

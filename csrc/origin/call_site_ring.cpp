@@ -108,11 +108,11 @@ SiteId CallSiteRing::find(const torch::autograd::Node& node) {
 }
 
 SiteId record_node_site(uint64_t sequence, ThreadState& thread) {
-  SiteId site = host_runtime().current_stack_id();
+  SiteId site = runtime().current_stack_id();
   // The node was made while another node ran: by recomputation, or for a second derivative.
   if (torch::autograd::get_current_graph_task_id() != -1) {
     if (const torch::autograd::Node* const outer = running_node()) {
-      site = host_runtime().nest_stack(site, CallSiteRing::find(*outer));
+      site = runtime().nest_stack(site, CallSiteRing::find(*outer));
     }
   }
   CallSiteRing::here().note(sequence, site);

@@ -20,7 +20,7 @@ thread_local SiteId outer_stack = 0;
 
 // Innermost first. Allocates, so call it only for a report.
 std::vector<Frame> current_inner_frames() {
-  if (host_runtime().has_scopes_in_stacks()) return {};
+  if (runtime().has_scopes_in_stacks()) return {};
   return frames_of_scope(current_scope());
 }
 
@@ -63,8 +63,8 @@ std::optional<NodeSite> set_replayed_node(std::optional<NodeSite> site) {
 void set_outer_stack(SiteId stack) { outer_stack = stack; }
 
 SiteId current_nested_stack() {
-  const SiteId live = host_runtime().current_stack_id();
-  return outer_stack == 0 ? live : host_runtime().nest_stack(live, outer_stack);
+  const SiteId live = runtime().current_stack_id();
+  return outer_stack == 0 ? live : runtime().nest_stack(live, outer_stack);
 }
 
 Site current_place() {

@@ -6,7 +6,7 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "check/operators/op_plan.h"
 #include "origin/elementwise_attribution.h"
 #include "origin/provenance.h"

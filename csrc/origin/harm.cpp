@@ -7,7 +7,7 @@
 
 #include "check/scan/tensor_scan.h"
 #include "check/operators/op_plan.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
@@ -242,7 +242,7 @@ void report_weight_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_a
 
 // A root that is a view of a scalar has no operation in its own node; the scalar stands for it.
 void report_backward_start(DetectionSession& session) {
-  if (host_runtime().reports_backward_roots()) return;
+  if (runtime().reports_backward_roots()) return;
   torch::autograd::Node* const node = running_node();
   const auto* inner = torch::autograd::get_current_graph_task_nodes_in_graph();
   if (node == nullptr || inner == nullptr) return;

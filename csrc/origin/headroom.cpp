@@ -8,7 +8,7 @@
 
 #include "check/bounds/dtype_range.h"
 #include "check/operators/op_plan.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 
 namespace torchnan {
 namespace {

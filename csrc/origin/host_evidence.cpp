@@ -6,7 +6,7 @@
 #include "origin/current_call_site.h"
 #include "check/operators/op_traits.h"
 #include "origin/collectives.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "origin/origin_records.h"
 #include "origin/written_part.h"
 #include "check/scan/tensor_scan.h"

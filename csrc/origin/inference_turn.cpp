@@ -6,7 +6,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 
 namespace torchnan {
 namespace {
@@ -28,7 +28,7 @@ bool is_training() { return c10::GradMode::is_enabled() || torch::autograd::get_
 
 void note_collective(const DetectionSession& session) {
   if (!session.is_first_step() || is_training()) return;
-  const SiteId place = host_runtime().current_stack_id();
+  const SiteId place = runtime().current_stack_id();
   if (place == turn.last) return;
   turn.last = place;
   if (std::find(turn.places.begin(), turn.places.end(), place) != turn.places.end()) {

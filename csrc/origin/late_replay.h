@@ -26,7 +26,7 @@ using KindsOfEvent = c10::function_ref<NonfiniteKinds(uint64_t)>;
 // Finds the provenance of a result, given the number of the event that recorded it. The caller must not hold a lock.
 using LateReplayer = LateReplay (*)(DetectionSession& session, uint64_t event, KindsOfEvent kinds_of);
 
-// Calls the host's function; without a host, no call is kept.
+// Calls the runtime's function; without a runtime, no call is kept.
 LateReplay replay_late(DetectionSession& session, uint64_t event, KindsOfEvent kinds_of);
 TORCHNAN_API void set_late_replayer(LateReplayer replayer);
 

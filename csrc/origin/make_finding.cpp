@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "check/operators/op_plan.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "origin/reported_causes.h"
 #include "origin/replayed_region.h"
 #include "report/hint.h"

@@ -9,7 +9,7 @@
 #include "origin/elementwise_attribution.h"
 #include "check/scan/storage_of.h"
 #include "check/scan/tensor_scan.h"
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 
 namespace torchnan {
 namespace {
@@ -87,7 +87,7 @@ void NonfiniteRegistry::take(std::vector<Region>& regions, std::vector<Region>& 
 NonfiniteRegistry::Region::Region(const at::Tensor& values, ProvenancePtr of_values)
     : MemoryRegion(values), provenance(std::move(of_values)) {
   // Only for produced_by(): PyTorch refuses to swap a tensor that has weak references.
-  if (!host_runtime().reports_backward_roots()) tensor = values.getIntrusivePtr();
+  if (!runtime().reports_backward_roots()) tensor = values.getIntrusivePtr();
 }
 
 // The caller holds the storage, too.
@@ -155,7 +155,7 @@ bool NonfiniteRegistry::contains(const at::Tensor& tensor) const {
 // An operation in place often hands on what is remembered there already.
 bool NonfiniteRegistry::is_remembered(const at::Tensor& tensor, const c10::StorageImpl& storage,
                                       const Provenance& provenance) const {
-  if (!host_runtime().reports_backward_roots()) return false;  // a region has to refer to the tensor itself
+  if (!runtime().reports_backward_roots()) return false;  // a region has to refer to the tensor itself
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(&storage);
   if (entry == entries_.end() || entry->second.regions.size() != 1) return false;

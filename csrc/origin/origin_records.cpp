@@ -9,7 +9,7 @@
 #include "check/scan/tensor_scan.h"
 #include "check/bounds/bound_cache.h"
 #include "origin/collectives.h"
-#include "origin/host_queries.h"
+#include "origin/runtime_queries.h"
 #include "origin/make_finding.h"
 #include "origin/memory_region.h"
 #include "origin/reported_causes.h"
@@ -180,7 +180,7 @@ bool is_inherited(const OriginRecord& origin) { return origin.sequence < first_o
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool search_all_modules, const DetectionSession& session) {
   const MemoryRegion region(tensor);
   return owner_of(StorageSpan{tensor.storage().unsafeGetStorageImpl(), region.begin, region.end},
-                  host_runtime().current_stack_id(), search_all_modules, session);
+                  runtime().current_stack_id(), search_all_modules, session);
 }
 
 std::optional<Owner> owner_of(const StorageSpan& memory, SiteId use, bool search_all_modules,

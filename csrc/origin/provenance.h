@@ -12,7 +12,7 @@
 #include <torchnan/finding.h>
 
 #include "check/scan/nonfinite_kinds.h"
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 
 namespace torchnan {
 

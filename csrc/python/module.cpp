@@ -255,7 +255,7 @@ void bind_text(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   is_disabled();  // reads the environment now: later changes by the program have no effect
   set_thread_switches(python_thread_switches());
-  m.def("set_host", &set_python_host);
+  m.def("set_runtime", &set_python_runtime);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
   m.def("option_table", &option_table);
   m.def("accepts_option", &accepts_option, py::arg("name"), py::arg("value"));

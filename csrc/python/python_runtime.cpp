@@ -78,7 +78,7 @@ class LastAnswer {
   bool answer_ = false;
 };
 
-class PythonRuntime final : public HostRuntime {
+class PythonRuntime final : public Runtime {
  public:
   explicit PythonRuntime(py::object module) : module_(std::move(module)) {}
 
@@ -266,15 +266,15 @@ class PythonNotifier final : public UserNotifier {
 
 }  // namespace
 
-void set_python_host(py::object introspection_module, py::object errors_module) {
+void set_python_runtime(py::object introspection_module, py::object errors_module) {
   StackTable::instance().set_engine(
       reinterpret_cast<PyCodeObject*>(introspection_module.attr("engine_code")().release().ptr()));
   StackTable::instance().set_module_call(
       reinterpret_cast<PyCodeObject*>(introspection_module.attr("module_call_code")().release().ptr()));
   StackTable::instance().set_replayed_module_call(
       reinterpret_cast<PyCodeObject*>(introspection_module.attr("replayed_module_call_code")().release().ptr()));
-  set_host(static_cast<HostRuntime*>(new PythonRuntime(std::move(introspection_module))));
-  set_host(static_cast<UserNotifier*>(new PythonNotifier(std::move(errors_module))));
+  set_runtime(static_cast<Runtime*>(new PythonRuntime(std::move(introspection_module))));
+  set_user_notifier(static_cast<UserNotifier*>(new PythonNotifier(std::move(errors_module))));
 }
 
 }  // namespace torchnan

@@ -10,7 +10,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "base/fork_safe_mutex.h"
 #include "base/own_memory.h"
 #include "python/frame_walk.h"

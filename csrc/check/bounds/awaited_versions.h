@@ -26,7 +26,7 @@ class TORCHNAN_API AwaitedVersions {
   bool add(const at::Tensor& written);
 
   // Ends the bounds of what was written if the version has not come, or if it may be that of another thread of the
-  // host language.
+  // interpreter.
   void settle() noexcept {
     if (!written_.empty()) settle_written();
   }

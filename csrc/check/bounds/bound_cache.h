@@ -14,7 +14,7 @@
 #include <torchnan/bounds.h>
 #include <torchnan/export.h>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "base/fork_safe_mutex.h"
 
 namespace torchnan {
@@ -40,7 +40,7 @@ inline bool covers_whole_storage(const at::Tensor& tensor, const c10::StorageImp
 // Threads outside of every session write too. Most of their writes increase the version of the tensor, and a bound
 // holds only for the version at which it was recorded. Two kinds of writes do not: those to an inference tensor, which
 // has no version, and those through an alias with a separate version counter (x.data). The bounds of such storages hold
-// only until another thread of the host language has run (base/thread_switches.h).
+// only until another thread of the interpreter has run (base/thread_switches.h).
 class TORCHNAN_API BoundCache {
  public:
   enum class State : uint8_t {

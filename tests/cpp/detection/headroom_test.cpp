@@ -12,7 +12,7 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "check/operators/op_plan.h"
 #include "detection/headroom_table.h"
 
@@ -43,7 +43,7 @@ std::vector<Entry> sorted(std::vector<Entry> entries) {
 // -- bounds and measured values
 
 // Counts the requests for a program's stacks.
-class CountingRuntime final : public HostRuntime {
+class CountingRuntime final : public Runtime {
  public:
   SiteId current_stack_id() noexcept override { return ++captures, 7; }
   SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
@@ -70,8 +70,8 @@ class CountingRuntime final : public HostRuntime {
 
 class HeadroomOfSites : public testing::Test {
  protected:
-  HeadroomOfSites() { set_host(&counting_); }
-  ~HeadroomOfSites() override { set_host(before_); }
+  HeadroomOfSites() { set_runtime(&counting_); }
+  ~HeadroomOfSites() override { set_runtime(before_); }
 
   // How often the stack is asked for while this runs.
   template <typename Run>
@@ -82,7 +82,7 @@ class HeadroomOfSites : public testing::Test {
     return counting_.captures;
   }
 
-  HostRuntime* const before_ = &host_runtime();
+  Runtime* const before_ = &runtime();
   CountingRuntime counting_;
 };
 

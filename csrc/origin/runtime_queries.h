@@ -1,11 +1,11 @@
-// Queries of the host for a report. If one fails, its answer stays unknown and the report is made without it.
+// Queries of the runtime for a report. If one fails, its answer stays unknown and the report is made without it.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 #include "detection/session.h"
 
 namespace torchnan {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "detection/user_notifier.h"
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 
 namespace torchnan {
 namespace {
@@ -23,7 +23,7 @@ struct NoStdException {};
 }
 
 // Fails every question, or answers with nothing.
-class FailingRuntime final : public HostRuntime {
+class FailingRuntime final : public Runtime {
  public:
   explicit FailingRuntime(bool with_std) : with_std_(with_std) {}
   SiteId current_stack_id() noexcept override { return 0; }
@@ -107,13 +107,13 @@ Options logging() {
 }
 
 struct Plugged {
-  explicit Plugged(HostRuntime* host) { set_host(host); }
-  explicit Plugged(UserNotifier* host) { set_host(host); }
+  explicit Plugged(Runtime* runtime) { set_runtime(runtime); }
+  explicit Plugged(UserNotifier* notifier) { set_user_notifier(notifier); }
   ~Plugged() {
-    set_host(program_before);
-    set_host(messenger_before);
+    set_runtime(program_before);
+    set_user_notifier(messenger_before);
   }
-  HostRuntime* program_before = &host_runtime();
+  Runtime* program_before = &runtime();
   UserNotifier* messenger_before = &user_notifier();
 };
 

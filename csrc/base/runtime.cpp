@@ -1,4 +1,4 @@
-#include "base/host_runtime.h"
+#include "base/runtime.h"
 
 #include <atomic>
 
@@ -7,7 +7,7 @@
 namespace torchnan {
 namespace {
 
-class NullRuntime final : public HostRuntime {
+class NullRuntime final : public Runtime {
  public:
   SiteId current_stack_id() noexcept override { return current_scope(); }
   SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
@@ -38,11 +38,11 @@ class NullRuntime final : public HostRuntime {
 };
 
 NullRuntime null_runtime;
-std::atomic<HostRuntime*> current_runtime{&null_runtime};
+std::atomic<Runtime*> current_runtime{&null_runtime};
 
 }  // namespace
 
-HostRuntime& host_runtime() { return *current_runtime.load(std::memory_order_acquire); }
-void set_host(HostRuntime* host) { current_runtime.store(host, std::memory_order_release); }
+Runtime& runtime() { return *current_runtime.load(std::memory_order_acquire); }
+void set_runtime(Runtime* runtime) { current_runtime.store(runtime, std::memory_order_release); }
 
 }  // namespace torchnan

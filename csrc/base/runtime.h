@@ -1,5 +1,5 @@
-// The host runtime (Python) of user code. It answers where an operation was called, which module owns a tensor, and
-// which tensors user code can still reach. The core depends on no language; a host sets its implementation.
+// The runtime of user code: its interpreter (Python). It answers where an operation was called, which module owns a
+// tensor, and which tensors user code can still reach. The core depends on no language.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct Site {
   bool grad_mode = false;
   uint64_t thread = 0;
   int64_t step = 0;
-  std::vector<Frame> inner{};  // lines inside of functions that the host called: of scopes in C++
+  std::vector<Frame> inner{};  // lines inside of functions that the interpreter called: of scopes in C++
 };
 
 // A site as the report shows it.
@@ -65,9 +65,9 @@ struct ReachableTensor {
   bool as_gradient = false;  // reachable only as the gradient of a leaf
 };
 
-class TORCHNAN_API HostRuntime {
+class TORCHNAN_API Runtime {
  public:
-  virtual ~HostRuntime() = default;
+  virtual ~Runtime() = default;
 
   // Returns the stack of this thread. Called for every operation that creates a backward node: takes no lock and
   // allocates nothing for a known stack.
@@ -77,14 +77,14 @@ class TORCHNAN_API HostRuntime {
   // recomputation belongs to the site where the node was created.
   virtual SiteId nest_stack(SiteId live, SiteId outer) noexcept = 0;
 
-  // Whether the host's stacks contain the scopes that C++ code has opened (torchnan/scope.h).
+  // Whether the runtime's stacks contain the scopes that C++ code has opened (torchnan/scope.h).
   virtual bool has_scopes_in_stacks() const noexcept = 0;
 
-  // Whether the host reports the tensors that backward() is called on, so that the core need not guess them.
+  // Whether the runtime reports the tensors that backward() is called on, so that the core need not guess them.
   virtual bool reports_backward_roots() const noexcept = 0;
 
   // The following are called only when there is something to report. If one throws, its answer stays unknown
-  // (origin/host_queries.h).
+  // (origin/runtime_queries.h).
 
   // Returns whether the operation at `site` belongs to a loss scaler.
   virtual bool is_loss_scaling(const Site& site, const DetectionSession& session) = 0;
@@ -122,8 +122,8 @@ class TORCHNAN_API HostRuntime {
   virtual std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) = 0;
 };
 
-// Returns the host runtime; without a host, one whose answers are all unknown.
-TORCHNAN_API HostRuntime& host_runtime();
-TORCHNAN_API void set_host(HostRuntime* host);  // must live until the process ends
+// Returns the runtime; without one, an object whose answers are all unknown.
+TORCHNAN_API Runtime& runtime();
+TORCHNAN_API void set_runtime(Runtime* runtime);  // must live until the process ends
 
 }  // namespace torchnan
