@@ -2,7 +2,8 @@
 
     python -m benchmarks.instructions [--device LAGGING.SO] [--json OUT] [--functions OPERATION]
 
-Rows are operations; "off" is the operation itself, the other columns are the instructions that a mode adds.
+Rows are operations; "off" is the operation itself, the other columns are the instructions that a mode adds. "own" are
+those that "detect" spends in functions of torchnan, whatever blocks the allocator splits meanwhile.
 "redispatch" adds a dispatch key whose kernels only redispatch: the minimum cost of interception. With `--device`,
 operations run on the device of tests/cpp/device (build/*/tests/cpp/lagging.so), with kernels that compute nothing.
 `--functions` lists where "detect" spends its instructions in one operation. Needs valgrind and its headers (Debian:
@@ -83,6 +84,13 @@ def count(folder: Path, device: Path | None) -> dict[str, dict[str, collections.
     return table
 
 
+def own(modes: dict[str, collections.Counter[str]]) -> float:
+    """Returns what "detect" adds to a call in functions of torchnan."""
+    added = collections.Counter(modes["detect"])
+    added.subtract(modes["off"])
+    return sum(count for function, count in added.items() if function.startswith("libtorchnan")) / CALLS
+
+
 def print_functions(modes: dict[str, collections.Counter[str]]) -> None:
     """Where "detect" spends its instructions, down to one per call."""
     modes["detect"].subtract(modes["off"])
@@ -93,10 +101,10 @@ def print_functions(modes: dict[str, collections.Counter[str]]) -> None:
 
 def print_table(table: dict[str, dict[str, float]]) -> None:
     """A row per operation: the operation's own instructions, and what each mode adds."""
-    print(f"{'instructions per call':<42}{'off':>9}" + "".join(f"{'+ ' + mode:>14}" for mode in MODES))
+    print(f"{'instructions per call':<42}{'off':>9}" + "".join(f"{'+ ' + mode:>14}" for mode in MODES) + f"{'own':>9}")
     for operation, counts in table.items():
         added = "".join(f"{counts[mode] - counts['off']:>14,.0f}" for mode in MODES)
-        print(f"{operation:<42}{counts['off']:>9,.0f}{added}")
+        print(f"{operation:<42}{counts['off']:>9,.0f}{added}{counts['own']:>9,.0f}")
 
 
 def main() -> None:
@@ -110,7 +118,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         functions = count(Path(folder), given.device)
     table = {
-        operation: {mode: counts.total() / CALLS for mode, counts in modes.items()}
+        operation: {mode: counts.total() / CALLS for mode, counts in modes.items()} | {"own": own(modes)}
         for operation, modes in functions.items()
     }
     print_table(table)
