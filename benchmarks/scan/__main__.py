@@ -25,7 +25,7 @@ def build(program: Path) -> None:
     """Compiles the scan with the flags of a release build, and the timing program."""
     csrc = REPOSITORY / "csrc"
     includes = [f"-I{path}" for path in (csrc, csrc / "include", *include_paths())]
-    sources = [Path(__file__).with_name("scan_speed.cpp"), csrc / "scan" / "finite_scan.cpp"]
+    sources = [Path(__file__).with_name("scan_speed.cpp"), csrc / "check" / "scan" / "finite_scan.cpp"]
     subprocess.run(
         [os.environ.get("CXX", "g++"), "-O3", "-DNDEBUG", "-std=c++20", *includes, *sources, "-o", program], check=True
     )

@@ -21,6 +21,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include "base/strict_floats.h"
 #include "device/kernel_scan.h"
 #include "device/keys_above.h"
 

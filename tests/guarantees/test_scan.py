@@ -80,7 +80,7 @@ def preprocessed(source: Path, *flags: str):
 
 def test_a_compiler_that_takes_every_number_for_finite_is_refused():
     """Fails when base/strict_floats.h has no #error."""
-    finite_scan = REPOSITORY / "csrc" / "scan" / "finite_scan.cpp"
+    finite_scan = REPOSITORY / "csrc" / "check" / "scan" / "finite_scan.cpp"
     for flag in ("-ffast-math", "-Ofast", "-ffinite-math-only"):
         refused = preprocessed(finite_scan, flag)
         assert refused.returncode != 0
