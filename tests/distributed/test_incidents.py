@@ -53,7 +53,7 @@ def test_a_received_value_belongs_to_its_own_step_or_the_last_before():
 
 
 def test_the_harm_is_that_of_the_rank_where_it_was_done():
-    harmless = {"kind": "none", "name": None, "file": "", "line": 0, "applied": None}
+    harmless = {"kind": "none", "name": None, "file": "", "line": 0, "applied": None, "step": None}
     maker = masked_row(rank=1, step=4, level="note", harm=harmless)
     (incident,) = story_of(received(rank=0, step=4, name="w"), maker)
     assert (incident.first.rank, incident.first.level) == (1, "error")
