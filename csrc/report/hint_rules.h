@@ -1,6 +1,8 @@
 // The rules for hints, by the operation that made the value.
 #pragma once
 
+#include <string>
+
 #include "report/operation.h"
 
 namespace torchnan {
@@ -16,5 +18,9 @@ Hint hint_for_operator(const Operation& op);
 // Returns the hint for an operation on finite arguments whose result does not fit into its dtype, empty if something
 // else may have made the value.
 Hint hint_for_overflow(const Operation& op);
+
+// Returns "; mat2 has grown from 0.3 at step 1" for the first weight that has grown, for the end of a hint that tells
+// of a value too large; empty if none has.
+std::string describe_growth(const Operation& op);
 
 }  // namespace torchnan

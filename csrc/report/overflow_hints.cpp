@@ -54,8 +54,8 @@ Hint hint_for_growth(const Operation& op, const Growth& growth) {
     return about(x, format_text("{} of what {} held is more than {} can hold", growth.op, x.input->name, op.dtype()));
   }
   if (!x.has_range()) return {};
-  return about(x, format_text("{} of {} is more than {} can hold", growth.op, x.quote(extreme_of(x, growth.extreme)),
-                              op.dtype()));
+  return about(x, format_text("{} of {} is more than {} can hold{}", growth.op, x.quote(extreme_of(x, growth.extreme)),
+                              op.dtype(), describe_growth(op)));
 }
 
 // -- arithmetic: with finite numbers it makes an Inf only by overflow
@@ -220,20 +220,6 @@ std::string describe_operands(const std::vector<Argument>& operands) {
 // A weight that is this many times as large as before the first step has diverged.
 constexpr double kGrown = 100;
 
-// Returns "; mat2 has grown from 0.3 at step 1" for the first weight that has grown.
-std::string describe_growth(const Operation& op) {
-  for (const Argument& x : op.arguments()) {
-    const std::optional<double>& before = x.input->initial_absmax;
-    if (!before) continue;
-    if (x.is_overwritten()) {
-      return format_text("; {} was up to {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
-    }
-    if (!x.tally().absmax || x.absmax() < kGrown * *before) continue;
-    return format_text("; {} has grown from {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
-  }
-  return "";
-}
-
 Hint hint_for_largest_value(const Operation& op, const Argument& x) {
   const auto [extreme, sign] = x.is_below() ? std::pair("lowest", -1.0) : std::pair("largest", 1.0);
   return about(x, format_text("the {0} value, {1}, is beyond {2}, the {0} that {3} can hold", extreme,
@@ -261,6 +247,19 @@ bool is_overflow(const Operation& op) {
 }
 
 }  // namespace
+
+std::string describe_growth(const Operation& op) {
+  for (const Argument& x : op.arguments()) {
+    const std::optional<double>& before = x.input->initial_absmax;
+    if (!before) continue;
+    if (x.is_overwritten()) {
+      return format_text("; {} was up to {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
+    }
+    if (!x.tally().absmax || x.absmax() < kGrown * *before) continue;
+    return format_text("; {} has grown from {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
+  }
+  return "";
+}
 
 Hint hint_for_overflow(const Operation& op) {
   const auto growth =

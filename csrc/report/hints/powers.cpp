@@ -1,9 +1,10 @@
 #include "report/hints/families.h"
 
-#include "base/format.h"
-
 #include <cmath>
 #include <string>
+
+#include "base/format.h"
+#include "report/hint_rules.h"
 
 namespace torchnan {
 namespace {
@@ -56,8 +57,8 @@ Hint hint_for_power(const Operation& op) {
     return hint_for_zero_to_negative_powers(op, base, exponent, large_overflows || small_overflows);
   }
   if (large_overflows) {
-    return about(base, format_text("{} to the power {} is more than {} can hold", base.quote(base.absmax()),
-                                   exponent.quote(exponent.max()), op.dtype()));
+    return about(base, format_text("{} to the power {} is more than {} can hold{}", base.quote(base.absmax()),
+                                   exponent.quote(exponent.max()), op.dtype(), describe_growth(op)));
   }
   if (!small_overflows) return {};
   return about(base, format_text("{} to the power {} is more than {} can hold", base.quote(small),
