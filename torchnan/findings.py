@@ -88,8 +88,9 @@ class LogStream:
         with _opened(self._path) as file:
             for number, (line, size, has_ended) in enumerate(_lines(file), 1):
                 start = line.rfind(_START)  # a killed writer may have left a partial line in front
-                finding, reason = _parsed(line[start:], size) if start >= 0 else (None, "it is not a finding")
-                dropped = _DROPPED.fullmatch(line, max(start, 0))
+                part = line[start:]
+                finding, reason = _parsed(part, size) if start >= 0 else (None, "it is not a finding")
+                dropped = _DROPPED.fullmatch(part)
                 self.dropped += int(dropped[1]) if dropped else 0
                 if finding is None and dropped is None:
                     start = size
@@ -98,7 +99,7 @@ class LogStream:
                 self._note_damage(number, start, size, reason, has_ended)
                 if finding is not None:
                     self.count += 1
-                    yield line[start:], finding
+                    yield part, finding
 
     def _note_damage(self, number: int, ignored: int, size: int, reason: str, has_ended: bool) -> None:
         if ignored == size and not has_ended:

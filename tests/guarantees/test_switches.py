@@ -395,7 +395,6 @@ def test_nothing_is_clamped():
         # no option is involved here: the last line of a function, numbers drawn after the first
         ("detection/graph_code.py", "max(number or 0 for _, _, number in code.co_lines())"),
         ("detection/compiled/random_numbers.py", "max(count - 1, 0)"),
-        ("findings.py", "max(start, 0)"),  # where a line begins
         (
             "detection/compiled/kernels.py",
             "max(run.sources, key=lambda source: (source.kinds & _NAN, source.kinds & _POSITIVE))",
