@@ -1,6 +1,7 @@
 #include "intercept/session_lifetime.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ScopeExit.h>
 
 #include "intercept/harm_checks.h"
 #include "device/devices.h"
@@ -60,20 +61,14 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
   } const forget_at_last;
   session->close();
   ThreadState::close(*session);
-  const auto finish = [&] {
+  const auto finish = c10::make_scope_exit([&] {  // a report may throw
     forget_reported(*session);
     run_contained(*session, "ending the log", [&] { session->log().end(); });
-  };
-  try {
-    // A program that fails with its device has not been told why.
-    if (report_pending || devices().has_lost()) report_at_end_on_devices(*session);
-    if (open_scopes() == 0) forget_all_events(*session);
-    if (report_pending) report_at_end_on_host(*session);
-  } catch (...) {  // a report
-    finish();
-    throw;
-  }
-  finish();
+  });
+  // A program that fails with its device has not been told why.
+  if (report_pending || devices().has_lost()) report_at_end_on_devices(*session);
+  if (open_scopes() == 0) forget_all_events(*session);
+  if (report_pending) report_at_end_on_host(*session);
 }
 
 }  // namespace torchnan
