@@ -10,6 +10,7 @@
 #include "origin/reported_causes.h"
 #include "origin/replayed_region.h"
 #include "report/hint.h"
+#include "report/own_frame.h"
 #include "report/operator_name.h"
 #include "report/truncate.h"
 #include "base/format.h"
@@ -18,8 +19,13 @@
 namespace torchnan {
 namespace {
 
-std::string location_of(const std::string& file, int64_t line) {
-  return format_text("{}:{}", printable(short_path(file)), line);
+std::string location_of(const Frame& frame) {
+  return format_text("{}:{}", printable(short_path(frame.file)), frame.line);
+}
+
+// Returns the location between two texts; empty if it is unknown.
+std::string located(std::string_view before, const Frame& frame, std::string_view after = "") {
+  return frame.file.empty() ? "" : format_text("{}{}{}", before, location_of(frame), after);
 }
 
 LineageStep fill_step(const Step& step, const DetectionSession& session) {
@@ -64,7 +70,7 @@ void fill_computation(const Cause& cause, const DetectionSession& session, Findi
   finding.inputs.clear();   // those of the operation that wrote it
   const Frame constant = frame_of(cause.origin->site.live, session);
   if (!constant.file.empty()) {
-    finding.hint = "it computed with the infinities of a constant from " + location_of(constant.file, constant.line);
+    finding.hint = "it computed with the infinities of a constant from " + location_of(constant);
   }
   Site site = cause.origin->site;
   site.live = cause.first_computation->site;
@@ -146,11 +152,9 @@ void append_to_hint(Finding& finding, const std::string& clause) {
 void add_first_nan(const Cause& cause, const DetectionSession& session, Finding& finding) {
   if (cause.first_nan == nullptr || finding.kind == Kind::kNaN || finding.constant) return;
   const FirstNan& made = *cause.first_nan;
-  const ResolvedSite resolved = query_site(made.site, session);
-  const Frame frame = resolved.stack.empty() ? Frame{} : resolved.stack.front();
-  const std::string location = frame.file.empty() ? "" : format_text(" ({})", location_of(frame.file, frame.line));
   const std::string node = made.site.node.empty() ? "" : format_text(" in {}", made.site.node);
-  append_to_hint(finding, format_text("{}{} made NaN of it{}", without_namespace(made.plan->name), node, location));
+  append_to_hint(finding, format_text("{}{} made NaN of it{}", without_namespace(made.plan->name), node,
+                                      located(" (", frame_of(made.site, session), ")")));
 }
 
 // Whether the NaN came from a number or an array of the program, which it may have read before.
@@ -167,21 +171,18 @@ void add_earlier_read(const OriginRecord& origin, const DetectionSession& sessio
   if (!is_given_by_program(origin, finding)) return;
   const auto read = read_before(session, origin);
   if (!read) return;
-  const std::vector<Frame>& stack = read->origin->facts.stack;
-  const std::string made = stack.empty() ? "" : " at " + location_of(stack.front().file, stack.front().line);
-  const Frame frame = frame_of(read->site, session);
-  const std::string where = frame.file.empty() ? "" : " at " + location_of(frame.file, frame.line);
-  append_to_hint(finding,
-                 format_text("user code had read a NaN{}, which {} had made{}", where, read->origin->facts.op, made));
+  const Finding& made = read->origin->facts;
+  append_to_hint(finding, format_text("user code had read a NaN{}, which {} had made{}",
+                                      located(" at ", frame_of(read->site, session)), made.op,
+                                      located(" at ", innermost(made.stack))));
 }
 
 // A parameter or buffer whose memory was never written: to_empty(), and a checkpoint without it.
 void add_allocation(const OriginRecord& origin, const DetectionSession& session, Finding& finding) {
   if (!origin.unwritten || finding.origin == Origin::kUninit) return;
-  const Frame frame = frame_of(origin.allocation.live, session);
-  const std::string where = frame.file.empty() ? "" : format_text(" ({})", location_of(frame.file, frame.line));
   append_to_hint(finding, format_text("nothing has written to this memory since {} allocated it{}",
-                                      without_namespace(origin.allocator), where));
+                                      without_namespace(origin.allocator),
+                                      located(" (", frame_of(origin.allocation.live, session), ")")));
 }
 
 // A value that the program wrote into a weight, or took over from elsewhere, is reported with its first reader.
@@ -194,7 +195,7 @@ void add_line_of_writing(const OriginRecord& origin, const DetectionSession& ses
                         finding.stack.front().line == written.line;
   if (written.file.empty() || is_shown) return;
   const char* what = origin.taken_over ? "it came in at " : "it is a constant from ";
-  append_to_hint(finding, what + location_of(written.file, written.line));
+  append_to_hint(finding, what + location_of(written));
 }
 
 // Returns the node of a user's Function, whose `backward` a compiler has merged with other nodes into one.
@@ -214,9 +215,10 @@ bool has_own_line(const OriginRecord& origin) {
 Frame frame_of(SiteId id, const DetectionSession& session) {
   Site site;
   site.live = id;
-  const ResolvedSite resolved = query_site(site, session);
-  return resolved.stack.empty() ? Frame{} : resolved.stack.front();
+  return frame_of(site, session);
 }
+
+Frame frame_of(const Site& site, const DetectionSession& session) { return innermost(query_site(site, session).stack); }
 
 void fill_location(const Site& site, const DetectionSession& session, Finding& finding) {
   ResolvedSite resolved = query_site(site, session);

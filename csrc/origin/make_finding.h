@@ -13,6 +13,7 @@ void fill_location(const Site& site, const DetectionSession& session, Finding& f
 
 // Returns the line of user code of a site.
 Frame frame_of(SiteId id, const DetectionSession& session);
+Frame frame_of(const Site& site, const DetectionSession& session);
 
 // Whether the program wrote the values by an operation, and NaN is among them: then the report is about that line.
 bool has_own_line(const OriginRecord& origin);

@@ -27,7 +27,7 @@ std::string harmed(const Finding& f) { return f.harm.kind == HarmKind::kGuard ||
 // Two findings are the same if the same operation at the same line, called from the same line of user code, made the
 // same kind in the same way, whichever tensors it did it to.
 std::string identity(const Finding& f) {
-  const Frame where = f.stack.empty() ? Frame{} : f.stack.front();
+  const Frame where = innermost(f.stack);
   const Frame* found = own_frame(f.stack);
   const Frame own = found == nullptr ? Frame{} : *found;
   return format_text("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op,
@@ -36,7 +36,7 @@ std::string identity(const Finding& f) {
 }
 
 std::string line_of(const Finding& f) {
-  const Frame where = f.stack.empty() ? Frame{} : f.stack.front();
+  const Frame where = innermost(f.stack);
   return format_text("{} {}:{}", f.op, where.file, where.line);
 }
 
