@@ -84,17 +84,21 @@ def count(folder: Path, device: Path | None) -> dict[str, dict[str, collections.
     return table
 
 
+def added(modes: dict[str, collections.Counter[str]]) -> collections.Counter[str]:
+    """Returns what "detect" adds to all calls, by function."""
+    counts = collections.Counter(modes["detect"])
+    counts.subtract(modes["off"])
+    return counts
+
+
 def own(modes: dict[str, collections.Counter[str]]) -> float:
     """Returns what "detect" adds to a call in functions of torchnan."""
-    added = collections.Counter(modes["detect"])
-    added.subtract(modes["off"])
-    return sum(count for function, count in added.items() if function.startswith("libtorchnan")) / CALLS
+    return sum(count for function, count in added(modes).items() if function.startswith("libtorchnan")) / CALLS
 
 
 def print_functions(modes: dict[str, collections.Counter[str]]) -> None:
     """Where "detect" spends its instructions, down to one per call."""
-    modes["detect"].subtract(modes["off"])
-    for function, instructions in modes["detect"].most_common():
+    for function, instructions in added(modes).most_common():
         if instructions >= CALLS:
             print(f"{instructions / CALLS:>9,.0f}  {function}")
 
