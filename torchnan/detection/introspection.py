@@ -235,7 +235,7 @@ def bad_hyperparameter() -> str:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == _OPTIMIZER_FILE and frame.f_code.co_name == "wrapper":
+        if _is_optimizer_wrapper(frame.f_code):
             return _bad_hyperparameter_of(frame.f_locals.get("self"))
         frame = frame.f_back
     return ""
@@ -388,6 +388,11 @@ def _before_function_apply(frames: list[RawFrame]) -> list[RawFrame]:
     return frames
 
 
+def _is_optimizer_wrapper(code: CodeType) -> bool:
+    """Whether it is the function that PyTorch puts around each optimizer's step()."""
+    return code.co_filename == _OPTIMIZER_FILE and code.co_name == "wrapper"
+
+
 def _is_optimizer_step(frames: list[RawFrame], grad_mode: bool) -> bool:
     """Whether the innermost activity is an optimizer's arithmetic, not a closure's forward pass."""
     if grad_mode:
@@ -395,7 +400,7 @@ def _is_optimizer_step(frames: list[RawFrame], grad_mode: bool) -> bool:
     for code, _, module, _ in frames:
         if module is not None:
             return False
-        if code.co_filename == _OPTIMIZER_FILE and code.co_name == "wrapper":
+        if _is_optimizer_wrapper(code):
             return True
     return False
 
