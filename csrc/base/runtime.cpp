@@ -22,14 +22,6 @@ class NullRuntime final : public Runtime {
   std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession&) override {
     return std::vector<ResolvedSite>(sites.size());
   }
-  bool is_loss_scaling(const Site&, const DetectionSession&) override { return false; }
-  std::optional<Owner> owner_of_memory(const StorageSpan&, SiteId, bool, const DetectionSession&) override {
-    return std::nullopt;
-  }
-  std::optional<int64_t> rank() override { return std::nullopt; }
-  std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { return std::nullopt; }
-  std::string dataset_item(const at::Tensor&) override { return ""; }
-  std::string bad_hyperparameter() override { return ""; }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {
     std::vector<ReachableTensor> all;
     for (const at::Tensor& tensor : tensors) all.push_back({tensor});

@@ -84,18 +84,20 @@ class TORCHNAN_API Runtime {
   virtual bool reports_backward_roots() const noexcept = 0;
 
   // The following are called only when there is something to report. If one throws, its answer stays unknown
-  // (origin/runtime_queries.h).
+  // (origin/runtime_queries.h). By default it is unknown.
 
   // Returns whether the operation at `site` belongs to a loss scaler.
-  virtual bool is_loss_scaling(const Site& site, const DetectionSession& session) = 0;
+  virtual bool is_loss_scaling(const Site&, const DetectionSession&) { return false; }
   virtual ResolvedSite resolve_site(const Site& site, const DetectionSession& session) = 0;
   // Resolves many operations outside the backward pass, without their stacks.
   virtual std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession& session) = 0;
 
   // Returns the parameter or buffer with this memory. Looks in the session's model, then in the models of the modules
   // on the stack of `use`, and then, if `search_all_modules`, in every module.
-  virtual std::optional<Owner> owner_of_memory(const StorageSpan& memory, SiteId use, bool search_all_modules,
-                                               const DetectionSession& session) = 0;
+  virtual std::optional<Owner> owner_of_memory(const StorageSpan& /*memory*/, SiteId /*use*/,
+                                               bool /*search_all_modules*/, const DetectionSession&) {
+    return std::nullopt;
+  }
 
   // Whether the operation at `site` runs only to infer shapes, on memory without values.
   virtual bool is_shape_inference(const Site&) { return false; }
@@ -106,17 +108,17 @@ class TORCHNAN_API Runtime {
   virtual std::string bucket(int64_t /*numel*/, int64_t /*element*/) { return ""; }
 
   // Returns the rank of this process in its process group; nothing if there is none.
-  virtual std::optional<int64_t> rank() = 0;
+  virtual std::optional<int64_t> rank() { return std::nullopt; }
 
   // Returns the initial magnitude of a parameter with this storage.
-  virtual std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl* storage) = 0;
+  virtual std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) { return std::nullopt; }
 
   // Returns, as text, the dataset index that this thread is reading: of the sample that is being made, or that `value`
   // is part of. Empty if it reads none.
-  virtual std::string dataset_item(const at::Tensor& value) = 0;
+  virtual std::string dataset_item(const at::Tensor& /*value*/) { return ""; }
 
   // Returns which hyperparameter of the running optimizer step is not finite, as a clause; empty if none is.
-  virtual std::string bad_hyperparameter() = 0;
+  virtual std::string bad_hyperparameter() { return ""; }
 
   // Returns the tensors on the storages of `tensors` that user code can reach; a backward graph does not count.
   virtual std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) = 0;

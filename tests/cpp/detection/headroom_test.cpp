@@ -49,20 +49,12 @@ class CountingRuntime final : public Runtime {
   SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
   bool has_scopes_in_stacks() const noexcept override { return true; }
   bool reports_backward_roots() const noexcept override { return true; }
-  bool is_loss_scaling(const Site&, const DetectionSession&) override { return false; }
   ResolvedSite resolve_site(const Site&, const DetectionSession&) override { return {}; }
   std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession&) override {
     std::vector<ResolvedSite> resolved(sites.size());
     for (size_t i = 0; i < sites.size(); ++i) resolved[i].module = sites[i].live == 7 ? "seven" : "unknown";
     return resolved;
   }
-  std::optional<Owner> owner_of_memory(const StorageSpan&, SiteId, bool, const DetectionSession&) override {
-    return std::nullopt;
-  }
-  std::optional<int64_t> rank() override { return std::nullopt; }
-  std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { return std::nullopt; }
-  std::string dataset_item(const at::Tensor&) override { return ""; }
-  std::string bad_hyperparameter() override { return ""; }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>&) override { return {}; }
 
   int captures = 0;
