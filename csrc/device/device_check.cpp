@@ -21,9 +21,6 @@ namespace {
 
 constexpr std::string_view kNonBlocking = "non_blocking";
 
-// Whether kernels of an operator end the work of the device if they are given a NaN: a scan that waits would never run.
-bool asserts_finite(std::string_view op) { return op == "aten::multinomial" || op == "aten::binary_cross_entropy"; }
-
 }  // namespace
 
 // Null if the tensor cannot be scanned.
@@ -53,7 +50,7 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
     for (auto one = first; one != last; ++one) record_argument(locked, *one, read_[one - inputs_.begin()]);
   });
   scans_.launch();
-  if (asserts_finite(plan_.name)) devices().launch_all();
+  if (plan_.asserts_finite) devices().launch_all();  // a scan that waits would never run
   if (plan_.writes_in_place() || plan_.is_async_collective) prepare_writes(arguments);
   for (size_t index = 0; plan_.is_async_collective && index < arguments.size(); ++index) {
     if (plan_.is_written_by_collective(index)) record_pending(arguments[index]);

@@ -316,7 +316,7 @@ void OpCall::check_result(Results& results, const at::Tensor& result, int64_t ou
   if constexpr (!Results::kOnDevices) {
     if (plan_.has_unwritten_output && output == 1) return;
     if (!result.is_cpu() && record_copy_to_device(results, result, output)) return;
-    if (writes_groups_alone(plan_.name)) return check_values(results, written_groups(result), output);
+    if (plan_.writes_groups_alone) return check_values(results, written_groups(result), output);
   }
   check_values(results, result, output);
 }

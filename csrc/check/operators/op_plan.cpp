@@ -238,6 +238,8 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.is_foreach_elementwise = is_foreach_elementwise(base);
   plan.is_async_collective = is_async_collective(ns, base);
   plan.has_unwritten_output = is_unwritten_output(plan.name, 1);
+  plan.writes_groups_alone = writes_groups_alone(plan.name);
+  plan.asserts_finite = asserts_finite(plan.name);
   plan.pointwise = op.hasTag(at::Tag::pointwise) || base == "_to_copy";
   plan.proves_nonnegative_input = proves_nonnegative_input(base);
   plan.bounds = rule_of(plan.name);

@@ -77,6 +77,8 @@ struct OpPlan {
 
   bool writes_arguments_only = false;  // its only results are arguments that the schema declares as mutated
   bool has_unwritten_output = false;   // its second one, which a collective will write
+  bool writes_groups_alone = false;    // its result has memory past the last of its groups
+  bool asserts_finite = false;         // a NaN ends the work of the device
   c10::SmallVector<CollectiveArgument, 2> collective_arguments;
 
   bool writes_in_place() const { return !mutated_arguments.empty(); }

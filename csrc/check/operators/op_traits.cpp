@@ -306,6 +306,9 @@ CollectiveUse collective_use(std::string_view name, std::string_view argument) {
 bool is_unwritten_output(std::string_view name, size_t output) {
   return output == 1 && name == "fsdp::all_gather_copy_in";
 }
+bool asserts_finite(std::string_view name) {
+  return name == "aten::multinomial" || name == "aten::binary_cross_entropy";
+}
 bool writes_groups_alone(std::string_view name) {
   return name == "aten::_grouped_mm" || name == "aten::_scaled_grouped_mm";
 }

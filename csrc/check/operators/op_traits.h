@@ -87,6 +87,9 @@ CollectiveUse collective_use(std::string_view name, std::string_view argument);
 // Whether an output is memory that the collective prepared by the operation will write later.
 bool is_unwritten_output(std::string_view name, size_t output);
 
+// Whether its kernels end the work of a device if they are given a NaN.
+bool asserts_finite(std::string_view name);
+
 // Whether the result has memory past the last of its groups, which the operation does not write.
 bool writes_groups_alone(std::string_view name);
 
