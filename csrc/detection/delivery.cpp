@@ -1,13 +1,8 @@
 #include "detection/delivery.h"
 
-#include <atomic>
-#include <map>
-#include <mutex>
-#include <optional>
 #include <utility>
 
 #include "detection/user_notifier.h"
-#include "base/fork_safe_mutex.h"
 #include "report/truncate.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
@@ -40,17 +35,6 @@ void warn(const DetectionSession& session, const Finding& finding) {
     rethrow_if_user_facing();
     session.count_unreported_error();
   }
-}
-
-// The first error of each session, kept for raise_deferred(). Never destroyed: threads may outlive static destructors.
-ForkSafeMutex& deferred_mutex = *new ForkSafeMutex;
-auto& deferred = *new std::map<const DetectionSession*, Finding>;
-std::atomic<bool> has_deferred{false};
-
-void defer(const DetectionSession& session, Finding finding) {
-  const std::lock_guard lock(deferred_mutex);
-  deferred.emplace(&session, std::move(finding));
-  has_deferred = true;
 }
 
 bool raises(const DetectionSession& session, const Finding& finding) {
@@ -93,7 +77,7 @@ void deliver_deferred(DetectionSession& session, std::vector<Finding> findings) 
     const bool is_new = keep(session, finding);
     run_contained(session, "delivering a finding", [&] {
       if (raises(session, finding)) {
-        defer(session, std::move(finding));
+        session.defer(std::move(finding));
       } else {
         act(session, finding, is_new);
       }
@@ -102,15 +86,7 @@ void deliver_deferred(DetectionSession& session, std::vector<Finding> findings) 
 }
 
 void raise_deferred(DetectionSession& session) {
-  if (!has_deferred) return;
-  std::optional<Finding> finding;
-  {
-    const std::lock_guard lock(deferred_mutex);
-    auto found = deferred.extract(&session);
-    if (!found.empty()) finding = std::move(found.mapped());
-    has_deferred = !deferred.empty();
-  }
-  if (finding) user_notifier().raise(*finding);
+  if (const auto finding = session.take_deferred()) user_notifier().raise(*finding);
 }
 
 void deliver_all(DetectionSession& session, std::vector<Finding> findings) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <mutex>
+#include <utility>
 
 #include "check/bounds/bound_audit.h"
 #include "base/environment.h"
@@ -150,6 +151,25 @@ std::optional<Owner> DetectionSession::named_owner(const c10::StorageImpl* stora
   const auto named = named_.find(storage);
   if (named == named_.end() || named->second.storage.expired()) return std::nullopt;
   return named->second.owner;
+}
+
+void DetectionSession::defer(Finding finding) {
+  const std::lock_guard lock(mutex_);
+  if (!deferred_) deferred_ = std::move(finding);
+  has_deferred_ = true;
+}
+
+std::optional<Finding> DetectionSession::take_deferred() {
+  if (!has_deferred_) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  has_deferred_ = false;
+  return std::exchange(deferred_, std::nullopt);
+}
+
+void DetectionSession::forget_kept() {
+  decltype(kept_) released;  // after the lock
+  const std::lock_guard lock(kept_mutex_);
+  released.swap(kept_);
 }
 
 std::string DetectionSession::report() const {

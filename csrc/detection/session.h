@@ -5,10 +5,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <typeindex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -97,6 +101,22 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   FindingLog& log() { return log_; }
   const FindingLog& log() const { return log_; }
 
+  // Keeps the first error that is to be raised later; take_deferred() returns it, and removes it.
+  void defer(Finding finding);
+  std::optional<Finding> take_deferred();
+
+  // Returns use(kept), called with a lock held: `kept` is the object of type T that a part of torchnan keeps for this
+  // session. Whatever `use` takes out of it must be destroyed after the call.
+  template <typename T, typename Use>
+  auto with_kept(Use&& use) const {
+    const std::lock_guard lock(kept_mutex_);
+    std::shared_ptr<void>& kept = kept_[std::type_index(typeid(T))];
+    if (kept == nullptr) kept = std::make_shared<T>();
+    return use(*static_cast<T*>(kept.get()));
+  }
+  // Destroys these objects: the session has ended.
+  void forget_kept();
+
  private:
   struct NamedStorage {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
@@ -123,6 +143,10 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
   mutable std::set<std::string, std::less<>> warned_;  // parts that have failed
   std::map<int64_t, int64_t> skipped_steps_;           // runs of them: the first and the last
+  std::optional<Finding> deferred_;
+  std::atomic<bool> has_deferred_{false};
+  mutable ForkSafeMutex kept_mutex_;
+  mutable std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 
 }  // namespace torchnan

@@ -12,7 +12,6 @@
 #include "check/bounds/bound_cache.h"
 #include "origin/collectives.h"
 #include "origin/nonfinite_registry.h"
-#include "origin/reported_causes.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
 
@@ -62,7 +61,7 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
   session->close();
   ThreadState::close(*session);
   const auto finish = c10::make_scope_exit([&] {  // a report may throw
-    forget_reported(*session);
+    session->forget_kept();
     run_contained(*session, "ending the log", [&] { session->log().end(); });
   });
   // A program that fails with its device has not been told why.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,7 +14,6 @@
 #include "origin/inference_turn.h"
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
-#include "base/fork_safe_mutex.h"
 #include "report/operator_name.h"
 #include "base/format.h"
 
@@ -47,7 +45,7 @@ struct CommonCause {
   int64_t turn = 0;
 };
 
-struct Reported {
+struct Reported {                                    // in one session
   LastSteps<std::pair<SiteId, std::string>> calls;   // in the forward pass
   LastSteps<std::string> lines;                      // the same, by file and line
   LastSteps<std::string> calls_in_modules;           // the same, by line, operator and module
@@ -56,13 +54,6 @@ struct Reported {
   std::optional<int64_t> bad_weights;                // the last step that had them, of another rank
   std::vector<ReadNan> reads;                        // of the first few origins, in order
 };
-
-struct Registry {
-  ForkSafeMutex mutex;
-  std::map<const DetectionSession*, Reported> by_session;
-};
-
-Registry& registry = *new Registry;  // never destroyed: threads may outlive static destructors
 
 // "aten::_log_softmax_" and "LogSoftmaxBackward0" -> "logsoftmax".
 std::string letters_of(std::string_view name) {
@@ -99,12 +90,12 @@ void record_reported(const DetectionSession& session, const OriginRecord& origin
   const bool is_in_node = !origin.site.node.empty();
   const bool is_in_forward_region = origin.region != nullptr && !origin.region->is_in_backward_pass();
   if (is_in_node && !is_in_forward_region) return;
-  const std::lock_guard lock(registry.mutex);
-  Reported& reported = registry.by_session[&session];
-  if (is_in_node) return reported.calls_in_nodes.record(call_in_node(origin), origin.site.step);
-  reported.calls.record({origin.site.live, letters_of_operator(origin.facts.op)}, origin.site.step);
-  reported.lines.record(line_of(origin), origin.site.step);
-  reported.calls_in_modules.record(call_in_module(origin), origin.site.step);
+  session.with_kept<Reported>([&](Reported& reported) {
+    if (is_in_node) return reported.calls_in_nodes.record(call_in_node(origin), origin.site.step);
+    reported.calls.record({origin.site.live, letters_of_operator(origin.facts.op)}, origin.site.step);
+    reported.lines.record(line_of(origin), origin.site.step);
+    reported.calls_in_modules.record(call_in_module(origin), origin.site.step);
+  });
 }
 
 bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin) {
@@ -115,72 +106,56 @@ bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRe
   const bool is_in_backward_region = origin.region != nullptr && origin.region->is_in_backward_pass();
   const bool has_forward_call = is_recomputed || origin.site.forward != 0;
   if (!has_forward_call && !is_in_backward_region) return false;
-  const std::lock_guard lock(registry.mutex);
-  const auto found = registry.by_session.find(&session);
-  if (found == registry.by_session.end()) return false;
-  const Reported& reported = found->second;
-  const int64_t step = origin.site.step;
-  if (is_in_backward_region && reported.calls_in_nodes.is_of(call_in_node(origin), step)) return true;
-  if (!has_forward_call) return false;
-  if (is_recomputed) return reported.calls_in_modules.is_of(call_in_module(origin), step);
-  // A whole graph: each of its operations has the line of its forward call.
-  if (origin.site.node == kCompiledNode) return reported.lines.is_of(line_of(origin), step);
-  return reported.calls.is_of({origin.site.forward, letters_of_node(origin.site.node)}, step);
+  return session.with_kept<Reported>([&](const Reported& reported) {
+    const int64_t step = origin.site.step;
+    if (is_in_backward_region && reported.calls_in_nodes.is_of(call_in_node(origin), step)) return true;
+    if (!has_forward_call) return false;
+    if (is_recomputed) return reported.calls_in_modules.is_of(call_in_module(origin), step);
+    // A whole graph: each of its operations has the line of its forward call.
+    if (origin.site.node == kCompiledNode) return reported.lines.is_of(line_of(origin), step);
+    return reported.calls.is_of({origin.site.forward, letters_of_node(origin.site.node)}, step);
+  });
 }
 
 std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const DetectionSession& session,
                                             std::shared_ptr<OriginRecord> origin) {
   CommonCause released;  // after the lock
   const int64_t turn = inference_turn(session);
-  const std::lock_guard lock(registry.mutex);
-  CommonCause& known = registry.by_session[&session].common_causes[cause];
-  const bool is_same = known.origin != nullptr && known.origin->site.step == origin->site.step && known.turn == turn;
-  if (is_same) return known.origin;
-  released = std::exchange(known, {origin, turn});
-  return origin;
+  return session.with_kept<Reported>([&](Reported& reported) {
+    CommonCause& known = reported.common_causes[cause];
+    const bool is_same = known.origin != nullptr && known.origin->site.step == origin->site.step && known.turn == turn;
+    if (!is_same) released = std::exchange(known, {origin, turn});
+    return known.origin;
+  });
 }
 
 void record_bad_weights(const DetectionSession& session) {
-  const std::lock_guard lock(registry.mutex);
-  registry.by_session[&session].bad_weights = session.step();
+  session.with_kept<Reported>([&](Reported& reported) { reported.bad_weights = session.step(); });
 }
 
 bool is_beside_bad_weights(const DetectionSession& session, const OriginRecord& origin) {
-  const std::lock_guard lock(registry.mutex);
-  const auto found = registry.by_session.find(&session);
-  if (found == registry.by_session.end() || !found->second.bad_weights) return false;
-  const int64_t steps_since = origin.site.step - *found->second.bad_weights;
-  return steps_since == 0 || steps_since == 1;
+  const auto bad = session.with_kept<Reported>([](const Reported& reported) { return reported.bad_weights; });
+  return bad && (origin.site.step == *bad || origin.site.step == *bad + 1);
 }
 
 void record_read(const DetectionSession& session, const std::shared_ptr<const OriginRecord>& origin) {
   constexpr size_t kMost = 64;
   if (!is_operation(*origin)) return;
   const SiteId site = current_nested_stack();
-  const std::lock_guard lock(registry.mutex);
-  std::vector<ReadNan>& reads = registry.by_session[&session].reads;
-  const auto is_same = [&](const ReadNan& one) { return one.origin == origin; };
-  if (reads.size() == kMost || std::any_of(reads.begin(), reads.end(), is_same)) return;
-  reads.push_back({origin, site, next_origin_sequence()});
+  session.with_kept<Reported>([&](Reported& reported) {
+    std::vector<ReadNan>& reads = reported.reads;
+    const auto is_same = [&](const ReadNan& one) { return one.origin == origin; };
+    if (reads.size() == kMost || std::any_of(reads.begin(), reads.end(), is_same)) return;
+    reads.push_back({origin, site, next_origin_sequence()});
+  });
 }
 
 std::optional<ReadNan> read_before(const DetectionSession& session, const OriginRecord& origin) {
-  const std::lock_guard lock(registry.mutex);
-  const auto found = registry.by_session.find(&session);
-  if (found == registry.by_session.end()) return std::nullopt;
-  const std::vector<ReadNan>& reads = found->second.reads;
-  const auto is_earlier = [&](const ReadNan& one) { return one.sequence <= origin.sequence; };
-  const auto last = std::find_if(reads.rbegin(), reads.rend(), is_earlier);
-  return last == reads.rend() ? std::nullopt : std::optional(*last);
-}
-
-void forget_reported(const DetectionSession& session) {
-  Reported released;  // after the lock
-  const std::lock_guard lock(registry.mutex);
-  const auto found = registry.by_session.find(&session);
-  if (found == registry.by_session.end()) return;
-  released = std::move(found->second);
-  registry.by_session.erase(found);
+  return session.with_kept<Reported>([&](const Reported& reported) {
+    const auto is_earlier = [&](const ReadNan& one) { return one.sequence <= origin.sequence; };
+    const auto last = std::find_if(reported.reads.rbegin(), reported.reads.rend(), is_earlier);
+    return last == reported.reads.rend() ? std::nullopt : std::optional(*last);
+  });
 }
 
 }  // namespace torchnan

@@ -46,7 +46,4 @@ void record_read(const DetectionSession& session, const std::shared_ptr<const Or
 // Returns the last NaN that user code has read before `origin` was recorded, one of the first few that it read.
 std::optional<ReadNan> read_before(const DetectionSession& session, const OriginRecord& origin);
 
-// Forgets a session that ends.
-void forget_reported(const DetectionSession& session);
-
 }  // namespace torchnan

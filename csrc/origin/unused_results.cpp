@@ -8,7 +8,6 @@
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
 #include "origin/reported_causes.h"
-#include "base/fork_safe_mutex.h"
 
 namespace torchnan {
 namespace {
@@ -16,13 +15,9 @@ namespace {
 using CallSite = std::tuple<std::string, SiteId, SiteId>;  // operator, stack, forward stack
 
 using Candidates = std::map<CallSite, NonfiniteRegistry::ProvenancePtr>;
-struct ResultsBySession {
-  ForkSafeMutex mutex;
-  std::map<const DetectionSession*, Candidates> by_session;
-};
 
-ResultsBySession& unused_results = *new ResultsBySession;  // never destroyed: threads may outlive static destructors
-ResultsBySession& sent_results = *new ResultsBySession;
+struct UnusedResults : Candidates {};
+struct SentResults : Candidates {};
 
 // What a session has sent in its last step that sent any.
 struct SentInStep {
@@ -33,41 +28,25 @@ struct SentInStep {
   std::vector<SentValues> values;  // each of another origin
 };
 
-struct SentInSteps {
-  ForkSafeMutex mutex;
-  std::map<const DetectionSession*, SentInStep> by_session;
-};
-
-SentInSteps& sent_in_steps = *new SentInSteps;
-
 const OriginRecord& origin_of(const NonfiniteRegistry::ProvenancePtr& values) { return *values->first().origin; }
 
 void record_sent_in_step(const DetectionSession& session, const SentValues& values) {
   std::vector<SentValues> released;  // after the lock
-  const std::lock_guard lock(sent_in_steps.mutex);
-  SentInStep& sent = sent_in_steps.by_session[&session];
-  const int64_t turn = inference_turn(session);
-  if (sent.step != session.step() || sent.turn != turn) released.swap(sent.values);
-  sent.step = session.step();
-  sent.turn = turn;
-  const auto known = std::find_if(sent.values.begin(), sent.values.end(), [&](const SentValues& one) {
-    return &origin_of(one.provenance) == &origin_of(values.provenance);
+  session.with_kept<SentInStep>([&](SentInStep& sent) {
+    const int64_t turn = inference_turn(session);
+    if (sent.step != session.step() || sent.turn != turn) released.swap(sent.values);
+    sent.step = session.step();
+    sent.turn = turn;
+    const auto known = std::find_if(sent.values.begin(), sent.values.end(), [&](const SentValues& one) {
+      return &origin_of(one.provenance) == &origin_of(values.provenance);
+    });
+    if (known != sent.values.end()) {
+      known->to_reduction |= values.to_reduction;
+      if (known->known_place != values.known_place) known->known_place = nullptr;
+    } else if (sent.values.size() < SentInStep::kMost) {
+      sent.values.push_back(values);
+    }
   });
-  if (known != sent.values.end()) {
-    known->to_reduction |= values.to_reduction;
-    if (known->known_place != values.known_place) known->known_place = nullptr;
-  } else if (sent.values.size() < SentInStep::kMost) {
-    sent.values.push_back(values);
-  }
-}
-
-void forget_sent_in_step(const DetectionSession& session) {
-  SentInStep released;  // after the lock
-  const std::lock_guard lock(sent_in_steps.mutex);
-  const auto found = sent_in_steps.by_session.find(&session);
-  if (found == sent_in_steps.by_session.end()) return;
-  released = std::move(found->second);
-  sent_in_steps.by_session.erase(found);
 }
 
 bool is_unused(const OriginRecord& origin) {
@@ -83,31 +62,26 @@ bool is_passed_on(const OriginRecord& origin) { return !origin.collective.empty(
 
 // Keeps the first of a call site that `is_candidate`. The replay of a backward pass makes the origins of the forward
 // pass again: these do not replace the first.
-void record(ResultsBySession& registry, DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance,
+template <typename Results>
+void record(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance,
             bool (*is_candidate)(const OriginRecord&)) {
   const OriginRecord& origin = *provenance->first().origin;
   NonfiniteRegistry::ProvenancePtr released;  // after the lock
-  const std::lock_guard lock(registry.mutex);
-  Candidates& candidates = registry.by_session[&session];
-  const CallSite key{origin.facts.op, origin.site.live, origin.site.forward};
-  const auto known = candidates.find(key);
-  if (known == candidates.end()) {
-    if (static_cast<int64_t>(candidates.size()) < session.options().max_findings) candidates.emplace(key, provenance);
-  } else if (replayed_region() == nullptr && !is_candidate(*known->second->first().origin)) {
-    released = std::exchange(known->second, provenance);
-  }
+  session.with_kept<Results>([&](Results& candidates) {
+    const CallSite key{origin.facts.op, origin.site.live, origin.site.forward};
+    const auto known = candidates.find(key);
+    if (known == candidates.end()) {
+      if (static_cast<int64_t>(candidates.size()) < session.options().max_findings) candidates.emplace(key, provenance);
+    } else if (replayed_region() == nullptr && !is_candidate(*known->second->first().origin)) {
+      released = std::exchange(known->second, provenance);
+    }
+  });
 }
 
-std::vector<NonfiniteRegistry::ProvenancePtr> drain(ResultsBySession& registry, const DetectionSession& session,
+template <typename Results>
+std::vector<NonfiniteRegistry::ProvenancePtr> drain(const DetectionSession& session,
                                                     bool (*is_candidate)(const OriginRecord&)) {
-  Candidates candidates;
-  {
-    const std::lock_guard lock(registry.mutex);
-    const auto found = registry.by_session.find(&session);
-    if (found == registry.by_session.end()) return {};
-    candidates.swap(found->second);
-    registry.by_session.erase(found);
-  }
+  const auto candidates = session.with_kept<Results>([](Results& kept) { return std::exchange(kept, {}); });
   std::vector<NonfiniteRegistry::ProvenancePtr> drained;
   for (const auto& [site, provenance] : candidates) {
     const OriginRecord& origin = *provenance->first().origin;
@@ -121,7 +95,7 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain(ResultsBySession& registry, 
 }  // namespace
 
 void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
-  record(unused_results, session, provenance, is_unused);
+  record<UnusedResults>(session, provenance, is_unused);
 }
 
 void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
@@ -133,7 +107,7 @@ void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::Pr
 }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session) {
-  return drain(unused_results, session, is_unused);
+  return drain<UnusedResults>(session, is_unused);
 }
 
 void record_sent(DetectionSession& session, const SentValues& sent) {
@@ -142,33 +116,32 @@ void record_sent(DetectionSession& session, const SentValues& sent) {
   if (provenance.is_intentional() && !provenance.first().kinds.nan()) return;  // a mask
   if (is_reported_in_forward_pass(session, origin)) origin.reported = true;    // the same cause
   record_sent_in_step(session, sent);
-  if (!is_passed_on(origin)) record(sent_results, session, sent.provenance, is_unreported);
+  if (!is_passed_on(origin)) record<SentResults>(session, sent.provenance, is_unreported);
 }
 
 NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, const OriginRecord& received) {
-  const std::lock_guard lock(sent_in_steps.mutex);
-  const auto found = sent_in_steps.by_session.find(&session);
-  if (found == sent_in_steps.by_session.end()) return nullptr;
-  if (found->second.step != received.site.step || found->second.turn != inference_turn(session)) return nullptr;
-  NonfiniteRegistry::ProvenancePtr own;
-  for (const auto& [sent, to_reduction, known_place] : found->second.values) {
-    const OriginRecord& origin = origin_of(sent);
-    const bool is_elsewhere = known_place != nullptr && *known_place == received.collective;
-    if (&origin == &received || is_elsewhere) continue;
-    // A gradient may come back as a weight, a metric does not.
-    const bool may_come_back = to_reduction || !received.owner || origin.facts.phase == Phase::kBackward;
-    if (!may_come_back) continue;
-    if (origin.reported) return sent;
-    const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional();
-    const bool is_absorbed = origin.computed && !origin.propagated;  // here, so also where it was sent
-    if (own == nullptr && may_do_harm && !is_absorbed) own = sent;
-  }
-  return own;
+  const int64_t turn = inference_turn(session);
+  return session.with_kept<SentInStep>([&](const SentInStep& step) {
+    NonfiniteRegistry::ProvenancePtr own;
+    if (step.step != received.site.step || step.turn != turn) return own;
+    for (const auto& [sent, to_reduction, known_place] : step.values) {
+      const OriginRecord& origin = origin_of(sent);
+      const bool is_elsewhere = known_place != nullptr && *known_place == received.collective;
+      if (&origin == &received || is_elsewhere) continue;
+      // A gradient may come back as a weight, a metric does not.
+      const bool may_come_back = to_reduction || !received.owner || origin.facts.phase == Phase::kBackward;
+      if (!may_come_back) continue;
+      if (origin.reported) return sent;
+      const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional();
+      const bool is_absorbed = origin.computed && !origin.propagated;  // here, so also where it was sent
+      if (own == nullptr && may_do_harm && !is_absorbed) own = sent;
+    }
+    return own;
+  });
 }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_sent(const DetectionSession& session) {
-  forget_sent_in_step(session);
-  return drain(sent_results, session, is_unreported);
+  return drain<SentResults>(session, is_unreported);
 }
 
 }  // namespace torchnan
