@@ -41,10 +41,6 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 WeakStorage weak_storage_of(const at::Tensor& tensor) { return WeakStorage(tensor.storage().getWeakStorageImpl()); }
 
-bool is_in(const WeakStorage& storage, const at::Tensor& tensor) {
-  return storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() && !storage.expired();
-}
-
 // A result of a collective.
 struct ReceivedTensor {
   MemoryRegion region;
@@ -53,73 +49,47 @@ struct ReceivedTensor {
   uint64_t number = 0;                   // in the order in which they were received
 };
 
-// The results in one storage. Keeps no tensor alive.
-struct ReceivedMemory {
-  WeakStorage storage;
-  std::vector<ReceivedTensor> results;
-};
-
-struct ReceivedTensors {
-  ForkSafeMutex mutex;
-  std::unordered_map<const c10::StorageImpl*, ReceivedMemory> by_storage;
-  uint64_t count = 0;
-  size_t purge_at = 64;
-  std::atomic<bool> is_used{false};
-};
-
-ReceivedTensors& received_tensors = *new ReceivedTensors;  // never destroyed: threads may outlive static destructors
-
 // A part of unwritten memory that a collective writes.
 struct ReceivedPart {
   MemoryRegion region;
   std::shared_ptr<const StartedWork> work;
 };
 
-// Memory that was unwritten when a collective began to write it, or a part of it. Keeps no tensor alive.
-struct UnwrittenMemory {
+// What collectives write in one storage. Keeps no tensor alive.
+struct ReceivedMemory {
   WeakStorage storage;
-  Allocation allocation;
-  std::vector<ReceivedPart> received;
+  std::vector<ReceivedTensor> results;
+  std::optional<Allocation> allocation{};  // if the memory was unwritten when the first of `parts` was begun
+  std::vector<ReceivedPart> parts{};
 };
-
-struct UnwrittenMemories {
-  static constexpr size_t kMost = 256;  // beyond it the oldest are dropped
-
-  ForkSafeMutex mutex;  // also of each StartedWork
-  std::vector<UnwrittenMemory> entries;
-  std::atomic<bool> is_used{false};
-};
-
-UnwrittenMemories& unwritten_memories = *new UnwrittenMemories;  // never destroyed, like received_tensors
-
-// The last collective on sparse tensors, and the causes of what this rank has sent to it.
-struct SparseCollective {
-  ForkSafeMutex mutex;
-  const std::string* name = nullptr;  // lives as long as the process
-  NonfiniteRegistry::ProvenancePtr sent;
-};
-
-SparseCollective& sparse_collective = *new SparseCollective;  // never destroyed, like received_tensors
-
-thread_local const std::string* last_collective = nullptr;  // its name, which lives as long as the process
-thread_local uint64_t started_collectives = 0;
 
 // A bad tensor that this rank has sent inside an object. Its own copy comes back to it as bytes.
 struct SentInObject {
-  size_t digest;
-  NonfiniteRegistry::ProvenancePtr provenance;
-  uint64_t collectives;  // that the thread had started
-};
-
-struct SentInObjects {
   static constexpr size_t kMost = 64;        // beyond it the oldest are dropped
-  static constexpr uint64_t kForObject = 3;  // an object is sent in at most so many: scatter_object_list()
+  static constexpr uint64_t kForObject = 3;  // an object is sent in at most so many collectives: scatter_object_list()
 
-  ForkSafeMutex mutex;
-  std::vector<SentInObject> entries;
+  size_t digest = 0;
+  NonfiniteRegistry::ProvenancePtr provenance;
+  uint64_t collectives = 0;  // that the thread had started
 };
 
-SentInObjects& sent_in_objects = *new SentInObjects;  // never destroyed, like received_tensors
+// What the collectives of this process have sent and received.
+struct Remembered {
+  std::unordered_map<const c10::StorageImpl*, ReceivedMemory> received;
+  uint64_t count = 0;  // of results
+  size_t purge_at = 64;
+  std::vector<SentInObject> sent_in_objects;
+  const std::string* sparse_collective = nullptr;  // the last one on sparse tensors; lives as long as the process
+  NonfiniteRegistry::ProvenancePtr sent_sparse;    // the causes of what this rank has sent to it
+};
+
+// Never destroyed: threads may outlive static destructors.
+ForkSafeMutex& remembered_mutex = *new ForkSafeMutex;  // also of each StartedWork
+Remembered& remembered = *new Remembered;
+std::atomic<bool> is_memory_received{false};
+
+thread_local const std::string* last_collective = nullptr;  // its name, which lives as long as the process
+thread_local uint64_t started_collectives = 0;
 
 // Returns a digest of dtype and bytes; nothing for a tensor with gaps between its elements.
 std::optional<size_t> digest_of(const at::Tensor& values) {
@@ -129,24 +99,36 @@ std::optional<size_t> digest_of(const at::Tensor& values) {
 }
 
 NonfiniteRegistry::ProvenancePtr sent_in_object(const at::Tensor& values) {
-  const std::lock_guard lock(sent_in_objects.mutex);
-  if (sent_in_objects.entries.empty()) return nullptr;
+  const std::lock_guard lock(remembered_mutex);
+  if (remembered.sent_in_objects.empty()) return nullptr;
   const auto digest = digest_of(values);
-  for (const SentInObject& one : sent_in_objects.entries) {
-    const bool is_of_last = started_collectives - one.collectives <= SentInObjects::kForObject;
+  for (const SentInObject& one : remembered.sent_in_objects) {
+    const bool is_of_last = started_collectives - one.collectives <= SentInObject::kForObject;
     if (is_of_last && digest == one.digest) return one.provenance;
   }
   return nullptr;
 }
 
-// Moves the results in freed storages to `dead`.
-void purge(ReceivedTensors& received, std::vector<ReceivedMemory>& dead) {
-  std::erase_if(received.by_storage, [&](auto& one) {
+// Moves the entries of freed storages to `dead`.
+void purge(std::vector<ReceivedMemory>& dead) {
+  std::erase_if(remembered.received, [&](auto& one) {
     const bool is_dead = one.second.storage.expired();
     if (is_dead) dead.push_back(std::move(one.second));
     return is_dead;
   });
-  received.purge_at = std::max<size_t>(64, 2 * received.by_storage.size());
+  remembered.purge_at = std::max<size_t>(64, 2 * remembered.received.size());
+}
+
+// Returns the entry of a tensor's storage; the lock is held. Moves entries of freed storages to `dead`.
+ReceivedMemory& received_memory(const at::Tensor& target, std::vector<ReceivedMemory>& dead) {
+  if (remembered.received.size() >= remembered.purge_at) purge(dead);
+  const auto [place, is_new] = remembered.received.try_emplace(target.storage().unsafeGetStorageImpl(),
+                                                               ReceivedMemory{weak_storage_of(target), {}});
+  if (!is_new && place->second.storage.expired()) {  // another storage was at this address
+    dead.push_back(std::exchange(place->second, ReceivedMemory{weak_storage_of(target), {}}));
+  }
+  is_memory_received = true;
+  return place->second;
 }
 
 // Replaces what the memory received before.
@@ -154,27 +136,20 @@ void add_received(const at::Tensor& target, std::shared_ptr<OriginRecord> origin
   std::vector<ReceivedMemory> dead;  // released after the lock
   std::vector<ReceivedTensor> replaced;
   ReceivedTensor received{MemoryRegion(target), std::move(origin), std::move(large)};
-  const std::lock_guard lock(received_tensors.mutex);
-  if (received_tensors.by_storage.size() >= received_tensors.purge_at) purge(received_tensors, dead);
-  const auto [place, is_new] = received_tensors.by_storage.try_emplace(target.storage().unsafeGetStorageImpl(),
-                                                                       ReceivedMemory{weak_storage_of(target), {}});
-  ReceivedMemory& memory = place->second;
-  if (!is_new && memory.storage.expired()) {  // another storage was at this address
-    dead.push_back(std::exchange(memory, ReceivedMemory{weak_storage_of(target), {}}));
-  }
+  const std::lock_guard lock(remembered_mutex);
+  ReceivedMemory& memory = received_memory(target, dead);
   const auto kept = std::stable_partition(memory.results.begin(), memory.results.end(),
                                           [&](const auto& one) { return !overlap(one.region, received.region); });
   replaced.assign(std::make_move_iterator(kept), std::make_move_iterator(memory.results.end()));
   memory.results.erase(kept, memory.results.end());
-  received.number = ++received_tensors.count;
+  received.number = ++remembered.count;
   memory.results.push_back(std::move(received));
-  received_tensors.is_used = true;
 }
 
 // Adds the values of the result; the first of several tensors stands for all.
 void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) {
   const TensorStats stats = compute_stats(values);
-  const std::lock_guard lock(received_tensors.mutex);
+  const std::lock_guard lock(remembered_mutex);
   if (origin.kinds.any()) return;
   origin.kinds = kinds;
   fill_tensor_stats(values, stats, origin.facts);
@@ -191,35 +166,28 @@ bool is_infinite_at(const at::Tensor& result, int64_t size, const std::vector<in
 void record_received_part(const at::Tensor& values, const BoundCache::Entry& before,
                           const std::shared_ptr<const StartedWork>& work) {
   const bool was_unwritten = before.state == BoundCache::State::kUninitialized;
-  if (!was_unwritten && !unwritten_memories.is_used) return;
-  std::vector<UnwrittenMemory> dead;  // released after the lock
-  const std::lock_guard lock(unwritten_memories.mutex);
-  auto& entries = unwritten_memories.entries;
-  const auto known = std::find_if(entries.begin(), entries.end(),
-                                  [&](const UnwrittenMemory& one) { return is_in(one.storage, values); });
-  if (!was_unwritten) {
-    if (known == entries.end()) return;
-    const MemoryRegion region(values);
-    const bool is_known = std::any_of(known->received.begin(), known->received.end(),
-                                      [&](const ReceivedPart& part) { return covers(part.region, region); });
-    if (!is_known) known->received.push_back({region, work});
+  if (!was_unwritten && !is_memory_received) return;
+  std::vector<ReceivedMemory> dead;  // released after the lock
+  std::vector<ReceivedPart> replaced;
+  const std::lock_guard lock(remembered_mutex);
+  ReceivedMemory& memory = received_memory(values, dead);
+  if (was_unwritten) {
+    memory.allocation = Allocation{before.site, before.op};
+    replaced.swap(memory.parts);
+  } else if (!memory.allocation) {
     return;
   }
-  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const UnwrittenMemory& one) {
-    return one.storage.expired() || is_in(one.storage, values);
-  });
-  const auto last = entries.size() < UnwrittenMemories::kMost ? living : std::max(living, entries.begin() + 1);
-  dead.assign(std::make_move_iterator(entries.begin()), std::make_move_iterator(last));
-  entries.erase(entries.begin(), last);
-  entries.push_back({weak_storage_of(values), {before.site, before.op}, {{MemoryRegion(values), work}}});
-  unwritten_memories.is_used = true;
+  const MemoryRegion region(values);
+  const bool is_known = std::any_of(memory.parts.begin(), memory.parts.end(),
+                                    [&](const ReceivedPart& part) { return covers(part.region, region); });
+  if (!is_known) memory.parts.push_back({region, work});
 }
 
 void record_sparse_collective(const std::string& name, const NonfiniteRegistry::ProvenancePtr& sent) {
   NonfiniteRegistry::ProvenancePtr released = sent;  // after the lock
-  const std::lock_guard lock(sparse_collective.mutex);
-  sparse_collective.name = &name;
-  std::swap(sparse_collective.sent, released);
+  const std::lock_guard lock(remembered_mutex);
+  remembered.sparse_collective = &name;
+  std::swap(remembered.sent_sparse, released);
 }
 
 // Returns the number that one rank at least exceeds if the result exceeds `limit`; infinite if the result cannot
@@ -364,7 +332,7 @@ void HostCollective::expect_result(const at::Tensor& result, c10::ArrayRef<BadAr
 void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
   if (work_.use_count() == 1) return;  // nothing that it writes was unwritten
   StartedWork started = started_work(results);
-  const std::lock_guard lock(unwritten_memories.mutex);
+  const std::lock_guard lock(remembered_mutex);
   std::swap(*work_, started);
 }
 
@@ -479,9 +447,9 @@ void record_sent_in_object(DetectionSession& session, const at::Tensor& tensor) 
   for (const Cause& cause : provenance->causes()) cause.origin->used = true;
   record_sent(session, {provenance});
   SentInObject dropped;  // released after the lock
-  const std::lock_guard lock(sent_in_objects.mutex);
-  auto& entries = sent_in_objects.entries;
-  if (entries.size() == SentInObjects::kMost) {
+  const std::lock_guard lock(remembered_mutex);
+  auto& entries = remembered.sent_in_objects;
+  if (entries.size() == SentInObject::kMost) {
     dropped = std::move(entries.front());
     entries.erase(entries.begin());
   }
@@ -504,9 +472,9 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
   int64_t size = 0;
   {
     const MemoryRegion wanted(target);
-    const std::lock_guard lock(received_tensors.mutex);
-    const auto memory = received_tensors.by_storage.find(target.storage().unsafeGetStorageImpl());
-    if (memory == received_tensors.by_storage.end() || memory->second.storage.expired()) return nullptr;
+    const std::lock_guard lock(remembered_mutex);
+    const auto memory = remembered.received.find(target.storage().unsafeGetStorageImpl());
+    if (memory == remembered.received.end() || memory->second.storage.expired()) return nullptr;
     for (const ReceivedTensor& one : memory->second.results) {
       if (one.origin == nullptr || !overlap(one.region, wanted)) continue;
       origin = one.origin;
@@ -519,13 +487,13 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
   return origin;
 }
 
-bool has_received() noexcept { return received_tensors.is_used; }
+bool has_received() noexcept { return is_memory_received; }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> remember_unread(const CallContext& call) {
   std::vector<std::pair<uint64_t, at::Tensor>> living;
   {
-    const std::lock_guard lock(received_tensors.mutex);
-    for (const auto& [key, memory] : received_tensors.by_storage) {
+    const std::lock_guard lock(remembered_mutex);
+    for (const auto& [key, memory] : remembered.received) {
       const auto storage = memory.storage.lock();
       if (!storage) continue;
       for (const ReceivedTensor& one : memory.results) living.emplace_back(one.number, one.region.tensor_in(storage));
@@ -542,19 +510,18 @@ std::vector<NonfiniteRegistry::ProvenancePtr> remember_unread(const CallContext&
 }
 
 std::optional<Allocation> allocation_of_unwritten(const at::Tensor& values) {
-  if (!unwritten_memories.is_used) return std::nullopt;
+  if (!is_memory_received) return std::nullopt;
   const std::string* collective = bound_cache().pending_collective(values);
   if (collective == nullptr) return std::nullopt;
   Allocation allocation;
   std::vector<std::pair<MemoryRegion, StartedWork>> started;
   {
-    const std::lock_guard lock(unwritten_memories.mutex);
-    const auto& entries = unwritten_memories.entries;
-    const auto known = std::find_if(entries.begin(), entries.end(),
-                                    [&](const UnwrittenMemory& one) { return is_in(one.storage, values); });
-    if (known == entries.end()) return std::nullopt;
-    allocation = known->allocation;
-    for (const ReceivedPart& part : known->received) {
+    const std::lock_guard lock(remembered_mutex);
+    const auto known = remembered.received.find(values.storage().unsafeGetStorageImpl());
+    if (known == remembered.received.end() || known->second.storage.expired()) return std::nullopt;
+    if (!known->second.allocation) return std::nullopt;
+    allocation = *known->second.allocation;
+    for (const ReceivedPart& part : known->second.parts) {
       if (part.region.dtype != values.scalar_type()) return std::nullopt;
       started.emplace_back(part.region, *part.work);
     }
@@ -574,9 +541,9 @@ void expect_sparse_result(const at::Tensor& values) {
   const std::string* name = nullptr;
   NonfiniteRegistry::ProvenancePtr sent;
   {
-    const std::lock_guard lock(sparse_collective.mutex);
-    name = sparse_collective.name;
-    sent = sparse_collective.sent;
+    const std::lock_guard lock(remembered_mutex);
+    name = remembered.sparse_collective;
+    sent = remembered.sent_sparse;
   }
   if (name == nullptr) return;
   if (sent != nullptr) {
@@ -587,28 +554,11 @@ void expect_sparse_result(const at::Tensor& values) {
 }
 
 void forget_collectives() {
-  std::unordered_map<const c10::StorageImpl*, ReceivedMemory> forgotten_results;  // released after the locks
-  std::vector<UnwrittenMemory> forgotten_memory;
-  std::vector<SentInObject> forgotten_objects;
-  NonfiniteRegistry::ProvenancePtr forgotten_sparse;
+  Remembered released;  // after the lock
   set_has_received_bytes(false);
-  {
-    const std::lock_guard lock(received_tensors.mutex);
-    forgotten_results.swap(received_tensors.by_storage);
-    received_tensors.is_used = false;
-  }
-  {
-    const std::lock_guard lock(unwritten_memories.mutex);
-    forgotten_memory.swap(unwritten_memories.entries);
-    unwritten_memories.is_used = false;
-  }
-  {
-    const std::lock_guard lock(sparse_collective.mutex);
-    forgotten_sparse.swap(sparse_collective.sent);
-    sparse_collective.name = nullptr;
-  }
-  const std::lock_guard lock(sent_in_objects.mutex);
-  forgotten_objects.swap(sent_in_objects.entries);
+  const std::lock_guard lock(remembered_mutex);
+  std::swap(remembered, released);
+  is_memory_received = false;
 }
 
 }  // namespace torchnan
