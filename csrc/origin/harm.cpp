@@ -96,29 +96,47 @@ bool is_in_weights(const DetectionSession& session, HarmKind kind) {
   return kind == HarmKind::kParameter || (kind == HarmKind::kGradient && step_proceeds(session.options()) != false);
 }
 
-// Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
-// Copies no cause: an allocation that failed after the mark would lose the alarm.
+// Returns the first cause that does harm; null if there is none.
+const Cause* harmful_cause(const Provenance& provenance, HarmKind kind) {
+  const auto& causes = provenance.causes();
+  const auto found =
+      std::find_if(causes.begin(), causes.end(), [&](const Cause& one) { return !is_harmless(one, kind); });
+  return found == causes.end() ? nullptr : &*found;
+}
+
+// Whether the cause is the consequence of one that was reported.
+bool is_consequence(const DetectionSession& session, const std::shared_ptr<OriginRecord>& origin, HarmKind kind) {
+  if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, *origin)) return true;
+  return is_reported_of_collective(session, origin);
+}
+
+// Returns what another rank has sent back: values that this one has made, such as the gradient of a stage or tokens
+// from an expert. Null if this rank has not made them.
+NonfiniteRegistry::ProvenancePtr sent_back(const DetectionSession& session, const OriginRecord& origin, HarmKind kind) {
+  const auto sent = origin.collective.empty() ? nullptr : sent_before(session, origin);
+  const bool does_harm = sent != nullptr && (sent->first().origin->reported || !is_harmless(sent->first(), kind));
+  return does_harm ? sent : nullptr;
+}
+
+// Returns whether a cause was still to be reported, and marks it as reported.
+bool claim(const Cause& cause) { return !cause.origin->reported.exchange(true); }
+
+// Returns the cause to report and claims it, so that there is one alarm per cause; null if there is none. A cause that
+// is the consequence of another one is claimed, too. Copies no cause: an allocation that failed after the claim would
+// lose the alarm.
 std::shared_ptr<const Cause> claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
                                          NonfiniteKinds kinds) {
-  if (!session.checks(kinds)) return nullptr;
-  for (const Cause& cause : provenance.causes()) {
-    const OriginRecord& origin = *cause.origin;
-    if (is_harmless(cause, kind)) continue;
-    if (is_exempt(session, origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
-    if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, origin)) return nullptr;
-    if (is_reported_of_collective(session, cause.origin)) return nullptr;
-    // Another rank may have sent back what this one has made: the gradient of a stage, or tokens from an expert.
-    const auto sent = origin.collective.empty() ? nullptr : sent_before(session, origin);
-    const bool is_returned = sent != nullptr && (sent->first().origin->reported || !is_harmless(sent->first(), kind));
-    if (is_returned && sent->first().origin->reported.exchange(true)) return nullptr;
-    if (is_returned) record_reported(session, *sent->first().origin);
-    if (!origin.collective.empty() && is_in_weights(session, kind)) record_bad_weights(session);
-    for (const Cause& one : provenance.causes()) record_reported(session, *one.origin);  // one report for all of them
-    // the caller keeps `provenance`
-    return is_returned ? std::shared_ptr<const Cause>(sent, &sent->first())
-                       : std::shared_ptr<const Cause>(std::shared_ptr<const Cause>(), &cause);
-  }
-  return nullptr;
+  const Cause* const cause = session.checks(kinds) ? harmful_cause(provenance, kind) : nullptr;
+  if (cause == nullptr || is_exempt(session, *cause->origin, kind)) return nullptr;
+  if (!claim(*cause) || is_consequence(session, cause->origin, kind)) return nullptr;
+  const auto sent = sent_back(session, *cause->origin, kind);
+  if (sent != nullptr && !claim(sent->first())) return nullptr;
+  if (sent != nullptr) record_reported(session, *sent->first().origin);
+  if (!cause->origin->collective.empty() && is_in_weights(session, kind)) record_bad_weights(session);
+  for (const Cause& one : provenance.causes()) record_reported(session, *one.origin);  // one report for all of them
+  // the caller keeps `provenance`
+  return sent != nullptr ? std::shared_ptr<const Cause>(sent, &sent->first())
+                         : std::shared_ptr<const Cause>(std::shared_ptr<const Cause>(), cause);
 }
 
 }  // namespace
