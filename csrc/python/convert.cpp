@@ -7,6 +7,7 @@
 
 #include "python/call_python.h"
 #include "report/finding_fields.h"
+#include "report/finding_log.h"
 
 namespace py = pybind11;
 
@@ -119,6 +120,8 @@ py::object to_python(const Finding& finding) {
   fields.keywords["schema"] = Finding::kSchemaVersion;
   fields.keywords["_text"] = to_text(finding);
   fields.keywords["_json"] = to_json(finding);
+  fields.keywords["_operation"] = to_py_str(operation_of(finding));
+  fields.keywords["_told_apart_by"] = to_py_str(told_apart_by(finding));
   return finding_class("Finding")(**fields.keywords);
 }
 

@@ -21,20 +21,6 @@ constexpr size_t kMostOthers = 256;  // names that a finding holds
 // A value that no operation made, or that has no line, has its own cause in each parameter.
 bool is_of_one_line(const Finding& f) { return f.origin == Origin::kOp && !f.stack.empty(); }
 
-// A guard has its name from the user, to tell it from others.
-std::string harmed(const Finding& f) { return f.harm.kind == HarmKind::kGuard || f.stack.empty() ? f.harm.name : ""; }
-
-// Two findings are the same if the same operation at the same line, called from the same line of user code, made the
-// same kind in the same way, whichever tensors it did it to.
-std::string identity(const Finding& f) {
-  const Frame where = innermost(f.stack);
-  const Frame* found = own_frame(f.stack);
-  const Frame own = found == nullptr ? Frame{} : *found;
-  return format_text("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op,
-                     f.node, f.module.value_or("-"), is_of_one_line(f) ? "" : f.name, where.file, where.line, own.file,
-                     own.line, harmed(f));
-}
-
 std::string line_of(const Finding& f) {
   const Frame where = innermost(f.stack);
   return format_text("{} {}:{}", f.op, where.file, where.line);
@@ -61,6 +47,19 @@ void fold(const Finding& again, Finding& first) {
 
 }  // namespace
 
+std::string operation_of(const Finding& f) {
+  const Frame where = innermost(f.stack);
+  const Frame* found = own_frame(f.stack);
+  const Frame own = found == nullptr ? Frame{} : *found;
+  return format_text("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.kind), name_of(f.origin), f.op, f.node,
+                     f.module.value_or("-"), is_of_one_line(f) ? "" : f.name, where.file, where.line, own.file,
+                     own.line);
+}
+
+std::string told_apart_by(const Finding& f) {
+  return f.harm.kind == HarmKind::kGuard || f.stack.empty() ? f.harm.name : "";
+}
+
 FindingLog::FindingLog(int64_t max_findings, std::function<void(const std::exception_ptr&)> on_sink_error)
     : max_findings_(max_findings), on_sink_error_(std::move(on_sink_error)) {}
 
@@ -85,7 +84,7 @@ bool FindingLog::add(const Finding& finding) {
 
 bool FindingLog::keep(const Finding& finding) {
   const std::lock_guard lock(mutex_);
-  std::string id = identity(finding);
+  std::string id = format_text("{}|{}|{}", name_of(finding.level), operation_of(finding), told_apart_by(finding));
   if (const auto same = index_.find(id); same != index_.end()) {
     ++repeats_;
     found_again_.emplace(same->second, 1);

@@ -21,6 +21,13 @@
 
 namespace torchnan {
 
+// Returns what made the value, and where: findings are the same if the same operation at the same line, called from the
+// same line of user code, made the same kind in the same way, whichever tensors it did it to.
+TORCHNAN_API std::string operation_of(const Finding& finding);
+
+// Returns what it harmed, if that tells findings apart: a guard has its name from the user, to tell it from others.
+TORCHNAN_API std::string told_apart_by(const Finding& finding);
+
 class TORCHNAN_API FindingLog {
  public:
   FindingLog(int64_t max_findings, std::function<void(const std::exception_ptr&)> on_sink_error);
@@ -50,7 +57,7 @@ class TORCHNAN_API FindingLog {
   const std::function<void(const std::exception_ptr&)> on_sink_error_;
   mutable ForkSafeMutex mutex_;  // guards the list
   std::vector<Finding> findings_;
-  std::unordered_map<std::string, size_t> index_;  // by identity()
+  std::unordered_map<std::string, size_t> index_;  // by level, operation_of() and told_apart_by()
   std::unordered_set<std::string> lines_;          // operations of the findings, with their lines
   std::map<size_t, int64_t> found_again_;          // how often, of the findings, when the sinks were last told
   int64_t repeats_ = 0;

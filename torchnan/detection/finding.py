@@ -209,6 +209,8 @@ class Finding:
     repeats: int
     _text: str = dataclasses.field(default="", repr=False, compare=False)
     _json: str = dataclasses.field(default="", repr=False, compare=False)
+    _operation: str = dataclasses.field(default="", repr=False, compare=False)
+    _told_apart_by: str = dataclasses.field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
         return self._text
@@ -242,6 +244,16 @@ class Finding:
         from torchnan._load import _C
 
         return _C.finding_from_json(line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line)
+
+
+def operation_of(finding: Finding) -> str:
+    """Returns what made the value, and where."""
+    return finding._operation
+
+
+def identity(finding: Finding) -> tuple[str, str, str]:
+    """Returns the key by which findings count as the same, as in a running session."""
+    return finding.level, finding._operation, finding._told_apart_by
 
 
 def told(finding: Finding) -> str:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from torchnan.detection import report_rows
-from torchnan.detection.finding import LEVELS, Finding, Harm, times_again, told
+from torchnan.detection.finding import LEVELS, Finding, Harm, identity, operation_of, times_again, told
 
 MAX_RUNS = 12  # of consecutive ranks that are named
 
@@ -136,23 +136,17 @@ class Story:
 def _joined(made: Sequence[Incident]) -> list[Incident]:
     """Joins values that did no harm on the ranks that made them with an incident in which the same operation made them
     on another rank and they did harm."""
-    errors = {_operation(one.first): one for one in reversed(made) if one.first.level == "error"}
+    errors = {operation_of(one.first): one for one in reversed(made) if one.first.level == "error"}
     kept = []
     for one in made:
         sightings = [Sighting(one.first.rank, one.first.step), *one.again]
-        same = errors.get(_operation(one.first)) if one.first.level != "error" else None
+        same = errors.get(operation_of(one.first)) if one.first.level != "error" else None
         if same is None or same.first.rank in {sighting.rank for sighting in sightings}:
             kept.append(one)
         else:
             same.count += one.count
             same.again = [*same.again, *sightings]
     return kept
-
-
-def _operation(finding: Finding) -> object:
-    """Returns the part of an identity that says what made the value."""
-    _, *operation, _ = identity(finding)
-    return tuple(operation)
 
 
 def _order_of(incident: Incident) -> tuple[int, int]:
@@ -170,14 +164,6 @@ def incidents(findings: Iterable[Finding]) -> list[Incident]:
 def is_received(finding: Finding) -> bool:
     """Returns whether a collective has brought the value from another rank."""
     return finding.collective is not None
-
-
-def identity(f: Finding) -> tuple[object, ...]:
-    """Returns the key by which findings count as the same, as in a running session."""
-    own = next(((frame.file, frame.line) for frame in f.stack if not frame.installed), None)
-    name = None if f.origin == "op" and f.stack else f.name
-    harmed = None if f.harm.kind != "guard" and f.stack else f.harm.name
-    return (f.level, f.kind, f.origin, f.op, f.node, f.module, name, f.file, f.line, own, harmed)
 
 
 def name_ranks(ranks: Iterable[int | None]) -> str:

@@ -20,8 +20,8 @@ from torchnan import findings as logs
 from torchnan._load import _C
 from torchnan.config.text import command_line, counted, printable
 from torchnan.detection import report_rows
-from torchnan.detection.finding import Finding, times_again
-from torchnan.distributed.incidents import identity, incidents, is_received
+from torchnan.detection.finding import Finding, identity, times_again
+from torchnan.distributed.incidents import incidents, is_received
 
 _TOLD = "told"
 
