@@ -29,9 +29,12 @@ class contained:  # a class: every step enters several, and a generator takes tw
         record: called with the part and the error. Default: counts it in the ``stats()`` of detection sessions, which
             warn once for each part.
         let_through: errors for user code.
+
+    Attributes:
+        failure: the error in words, after the block; empty if there was none.
     """
 
-    __slots__ = ("_let_through", "_part", "_record")
+    __slots__ = ("_let_through", "_part", "_record", "failure")
 
     def __init__(
         self,
@@ -42,9 +45,10 @@ class contained:  # a class: every step enters several, and a generator takes tw
         self._part = part
         self._record = record
         self._let_through = let_through
+        self.failure = ""
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> contained:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -53,6 +57,7 @@ class contained:  # a class: every step enters several, and a generator takes tw
             return False
         signal_handlers.let_through(error)
         self._record(self._part, error)
+        self.failure = describe(error)
         return True
 
 

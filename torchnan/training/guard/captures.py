@@ -127,25 +127,19 @@ class Captures:
         """Returns the weights and buffers by name; nothing on a rank without a folder, or if the model has no names."""
         if self._folder is None:
             return {}
-        try:
+        with self._failures.contained("writing a capture") as reading:  # code of the model
             return {
                 "weights": dict(model.named_parameters(remove_duplicate=False)),
                 "buffers": inputs.buffers.of_model(),
             }
-        except Exception as error:  # noqa: BLE001 - code of the model
-            signal_handlers.let_through(error)
-            event.notes.append(f"not captured: {describe(error)}")
-            self._failures.record("writing a capture", error)
-            return {}
+        event.notes.append(f"not captured: {reading.failure}")
+        return {}
 
     def _fingerprint(self, tensors: dict[str, torch.Tensor]) -> int:
         """Returns the fingerprint of a part; if it has none, a number unique to this rank."""
-        try:
+        with self._failures.contained("comparing weights between ranks"):  # such as a layout that is not contiguous
             return 1 << 62 | fingerprint(tensors)
-        except Exception as error:  # noqa: BLE001 - such as a layout without contiguous memory: it is not shared
-            signal_handlers.let_through(error)
-            self._failures.record("comparing weights between ranks", error)
-            return 1 + self._agreement.rank
+        return 1 + self._agreement.rank
 
     def _save_own(
         self,

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchnan.config.options import OptionError
 from torchnan.config.policy import Policy
 from torchnan.config.text import printable
-from torchnan.detection import signal_handlers
-from torchnan.detection.containment import Failures, describe
+from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement
 from torchnan.training import health
 from torchnan.training.guard.errors import TrainingStopped
@@ -142,22 +141,16 @@ class Rollback:
         """Takes a snapshot on every rank or on none, unless something in the state is bad already. Collective."""
         self._decided = step
         reason = ""
-        try:
+        with self._failures.contained("taking a snapshot") as reading:  # objects of user code
             nonfinite = self._training.nonfinite()
             reason = f"not finite: {', '.join(nonfinite[:5])}" if nonfinite else ""
-        except Exception as error:  # noqa: BLE001 - it may come from any object of user code
-            signal_handlers.let_through(error)
-            reason = self._failed(error)
-        if told := self._agreement.first_failure(reason):
+        if told := self._agreement.first_failure(reading.failure or reason):
             self._log.record("no_snapshot", step=step, reason=told)
             return
         oldest = self._steps[0] if len(self._steps) >= self._count else None
-        try:
+        with self._failures.contained("taking a snapshot") as taking:  # such as a full disk
             self._snapshots.take(step, instead_of=oldest)
-        except Exception as error:  # noqa: BLE001 - such as a full disk
-            signal_handlers.let_through(error)
-            reason = self._failed(error)
-        told = self._agreement.first_failure(reason)
+        told = self._agreement.first_failure(taking.failure)
         if told:
             # The oldest is lost, too, if any rank has used its memory for the one that failed.
             is_lost = oldest is not None and oldest not in self._held()
@@ -169,10 +162,6 @@ class Rollback:
         self._steps = [*(taken for taken in self._steps if taken != oldest), step]
         self._drop(set(self._held()).difference(self._steps))
         self._log.record("snapshot", step=step, kept=self._steps)
-
-    def _failed(self, error: Exception) -> str:
-        self._failures.record("taking a snapshot", error)
-        return describe(error)
 
     def _drop(self, steps: Iterable[int | None]) -> None:
         """Drops those snapshots of this rank that exist."""
@@ -207,14 +196,9 @@ class Rollback:
         self._require_health()
         told = ""
         for step in reversed(self._steps[: max(1, len(self._steps) - back)]):
-            reason = ""
-            try:
+            with self._failures.contained("restoring a snapshot") as restoring:  # a damaged file, or a user's load()
                 self._snapshots.restore(step)
-            except Exception as error:  # noqa: BLE001 - a damaged file, or a load() of the user's
-                signal_handlers.let_through(error)
-                self._failures.record("restoring a snapshot", error)
-                reason = describe(error)
-            told = self._agreement.first_failure(reason)
+            told = self._agreement.first_failure(restoring.failure)
             if not told:
                 self._steps = [taken for taken in self._steps if taken <= step]
                 self._decided = step
