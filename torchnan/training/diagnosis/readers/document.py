@@ -85,10 +85,7 @@ def _table_in(document: Any) -> dict[str, list[Any]] | None:
 def _add_rows(rows: Rows, columns: Mapping[str, str], builder: RunBuilder) -> None:
     names = dict.fromkeys(name for row in rows for name in row)
     known = match_columns(names, columns)
-    builder.add_candidates(name for name in names if name not in known)
-    for name in names:
-        if name not in known:
-            builder.check_unread(name, [row.get(name) for row in rows])
+    builder.set_aside(names, known, lambda name: [row.get(name) for row in rows])
     training = [
         name for name, column in known.items() if column.partition("#")[0] not in ("step", "epoch", "rank", "eval_loss")
     ]
@@ -106,10 +103,7 @@ def _add_rows(rows: Rows, columns: Mapping[str, str], builder: RunBuilder) -> No
 
 def _add_table(table: dict[str, list[Any]], columns: Mapping[str, str], builder: RunBuilder) -> None:
     known = match_columns(table, columns)
-    builder.add_candidates(name for name in table if name not in known)
-    for name in table:
-        if name not in known:
-            builder.check_unread(name, table[name])
+    builder.set_aside(table, known, table.__getitem__)
     rows = max((len(table[name]) for name, column in known.items() if column != "epoch"), default=0)
     values = {column: [*table[name], *[None] * rows][:rows] for name, column in known.items()}
     if rows:

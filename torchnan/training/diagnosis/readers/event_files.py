@@ -37,13 +37,10 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
             {prefix + tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
         )
     known = {name: column for name, column in match_columns(scalars, columns).items() if column != "step"}
-    builder.add_candidates(name for name in scalars if name not in known)
     if not known:
         named = f"its scalars are {', '.join(list(scalars)[:10])}" if scalars else "it has no scalars"
         raise RunError(f"{path} has no loss, grad_norm, lr, loss_scale or weight_norm: {named}.")
-    for name, values in scalars.items():
-        if name not in known:
-            builder.check_unread(name, [value for _, value in values])
+    builder.set_aside(scalars, known, lambda name: [value for _, value in scalars[name]])
     builder.add_scalars({column: scalars[name] for name, column in known.items()})
     return builder.build()
 

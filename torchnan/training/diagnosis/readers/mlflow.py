@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from torchnan.training.diagnosis.readers.column_names import is_watched, match_columns
+from torchnan.training.diagnosis.readers.column_names import match_columns
 from torchnan.training.diagnosis.readers.encoded import to_float
 from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
@@ -38,12 +38,9 @@ def read(folder: Path, columns: Mapping[str, str]) -> Run:
         raise RunError(f"{folder} has no metrics of MLflow in it.")
     known = match_columns(files, columns)
     builder = RunBuilder(str(folder))
-    builder.add_candidates(name for name in files if name not in known)
     used = {name: column for name, column in known.items() if column != "step"}
     builder.add_scalars({column: list(_numbers(files[name], builder)) for name, column in used.items()})
-    for name, file in files.items():
-        if name not in known and is_watched(name):
-            builder.check_unread(name, [value for _, value in _numbers(file, builder)])
+    builder.set_aside(files, known, lambda name: [value for _, value in _numbers(files[name], builder)])
     return builder.build()
 
 

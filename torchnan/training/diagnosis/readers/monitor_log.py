@@ -168,10 +168,7 @@ class _LogReader:
             rows = [_flat(row, nested) for row in rows]
         names = dict.fromkeys(itertools.chain.from_iterable(rows))
         known = match_columns(names, self._named)
-        self._builder.add_candidates(name for name in names if name not in known)
-        for name in names:
-            if name not in known:
-                self._builder.check_unread(name, _values(rows, name))
+        self._builder.set_aside(names, known, lambda name: _values(rows, name))
         losses = [name for name, column in known.items() if column.partition("#")[0] == "loss"]
         self._builder.leave_out(rows=sum(any(row.get(name, 0) is None for name in losses) for row in rows))
         columns: dict[str, Any] = {column: _values(rows, name) for name, column in known.items()}

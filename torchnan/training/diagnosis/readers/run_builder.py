@@ -6,7 +6,7 @@ import bisect
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,13 @@ class RunBuilder:
         new = (printable(name, 60) for name in names)
         self._candidates += [name for name in dict.fromkeys(new) if name not in self._candidates]
         del self._candidates[MAX_CANDIDATES:]
+
+    def set_aside(self, names: Iterable[str], known: Container[str], values_of: Callable[[str], Sequence[Any]]) -> None:
+        """Records the names that are not columns, and checks their values as :meth:`check_unread` does."""
+        others = [name for name in names if name not in known]
+        self.add_candidates(others)
+        for name in filter(is_watched, others):
+            self.check_unread(name, values_of(name))
 
     def leave_out(self, text: str = "", rows: int = 1) -> None:
         """Counts rows that cannot be read, and whether their text has a NaN or an Inf."""

@@ -208,10 +208,7 @@ class _TextReader:
         )
         table = {column: self._column(name, rows) for name, column in known.items()}
         builder = RunBuilder(source)
-        builder.add_candidates(name for name in names if name not in known)
-        for name in names:
-            if name not in known:
-                builder.check_unread(name, self._numbers[name].values.tolist())
+        builder.set_aside(names, known, lambda name: self._numbers[name].values.tolist())
         self._leave_out_summaries(known, table, builder)
         for name, column in (("scaled", "loss_scale"), ("overflow", "grad_norm")):
             if name in self._numbers:
