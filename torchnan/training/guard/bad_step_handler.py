@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchnan.config.policy import Action, Policy
+from torchnan.config.options import OptionError, one_of
+from torchnan.config.policy import ACTIONS, Action, Policy
+from torchnan.config.text import brief
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement, Anomaly
 from torchnan.training.guard.bad_step import BadStepAnalyzer
-from torchnan.training.guard.callback_request import CallbackRequest
 from torchnan.training.guard.decision import Decider, Decision
 from torchnan.training.guard.errors import TrainingStopped
 from torchnan.training.guard.event import StepEvent
@@ -32,7 +33,7 @@ class BadStepHandler:
         rollback: takes and restores snapshots.
         reporter: reports events.
         agreement: agreement with the other ranks.
-        failures: counts exceptions of ``on_instability``.
+        failures: counts exceptions of ``on_instability``, which then requests nothing.
         on_instability: the user's callback, or ``None``.
     """
 
@@ -53,7 +54,9 @@ class BadStepHandler:
         self._rollback = rollback
         self._reporter = reporter
         self._decider = Decider(policy)
-        self._callback_request = CallbackRequest(on_instability, agreement, failures)
+        self._agreement = agreement
+        self._failures = failures
+        self._on_instability = on_instability
         self._instability = InstabilityResponse(policy.instability, observer, agreement, update, reporter, failures)
 
     @property
@@ -89,7 +92,7 @@ class BadStepHandler:
         event = self._analyzer.analyze(step, run, anomaly, norm, self.parts)
         event.consecutive = self._decider.budget.consecutive + 1
         instability = self._instability.action_for(event)
-        requested = self._callback_request.ask(event)
+        requested = self._requested_action(event)
         decision = self._decider.decide(
             event,
             can_roll_back=self._rollback.possible,
@@ -98,6 +101,25 @@ class BadStepHandler:
             instability=instability,
         )
         return event, decision
+
+    def _requested_action(self, event: StepEvent) -> Action | None:
+        """Returns the gravest action that the callback of any rank requests, or ``None``. Collective.
+
+        Raises:
+            OptionError: the callback of any rank returned something else.
+        """
+        requested, failure = None, ""
+        if self._on_instability is not None:
+            with self._failures.contained("on_instability"):
+                requested = self._on_instability(event)
+        if requested is not None and not one_of(*ACTIONS)(requested):
+            failure = f"on_instability returned {brief(requested)}: it returns None or one of {', '.join(ACTIONS)}."
+            requested = None
+        failure = self._agreement.first_failure(failure)
+        if failure:
+            raise OptionError(failure)
+        gravest = self._agreement.all_reduce_max(0 if requested is None else ACTIONS.index(requested) + 1)
+        return None if gravest == 0 else ACTIONS[gravest - 1]
 
     def carry_out(self, event: StepEvent, decision: Decision) -> int | None:
         """Carries out a decision and reports the event. Collective.
