@@ -2,20 +2,90 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from torchnan.config.policy import Policy
-from torchnan.training.guard.clip import ClipThreshold
 from torchnan.training.guard.learning_rate import LearningRateCut
 from torchnan.training.guard.snapshots import Stateful
 from torchnan.training.guard.step.norm_limit import NormLimit
-from torchnan.training.guard.step.scaled_step import ScaledStep
 
 _ADDED = 1e-6  # by clip_grad_norm_ to the norm
 _NEARLY = 0.9  # PyTorch's norm, in the dtype of the gradients, is off by less than the rest
 _LARGEST = torch.finfo(torch.float32).max
+
+
+class ClipThreshold:
+    """The norm that gradients are clipped to: the policy's ``max_norm``, until an instability lowers it.
+
+    Args:
+        norm_limit: has the mean norm of the last good steps.
+        max_norm: the policy's ``max_norm``. ``None``: gradients are not clipped.
+        factor: multiplies the threshold when it is lowered.
+
+    Attributes:
+        max_norm: the current threshold.
+    """
+
+    def __init__(self, norm_limit: NormLimit, max_norm: float | None, factor: float) -> None:
+        self._norm_limit = norm_limit
+        self.max_norm = max_norm
+        self._factor = factor
+
+    def lower(self, norm: float) -> float | None:
+        """Lowers the threshold from this step on; without one, starts from the mean norm of the last good steps.
+
+        Args:
+            norm: norm of this step, used where there is no mean yet.
+
+        Returns:
+            The new threshold; ``None`` if there is no norm to start from.
+        """
+        usual = self._norm_limit.mean or (norm if math.isfinite(norm) and norm > 0 else None)
+        current = usual if self.max_norm is None else self.max_norm
+        if current is not None:
+            self.max_norm = self._factor * current
+        return self.max_norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the current threshold."""
+        return {"most": self.max_norm}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a state returned by :meth:`state_dict`."""
+        self.max_norm = state["most"]
+
+
+class ScaledStep:
+    """Steps an optimizer, through a loss scaler if there is one, or makes the scaler skip.
+
+    Args:
+        optimizer: the optimizer to step.
+        scaler: a ``torch.amp.GradScaler``; ``None`` and a disabled one mean no scaler.
+
+    Attributes:
+        scaler: the enabled scaler, or ``None``.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+        self._optimizer = optimizer
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+
+    def step(self) -> None:
+        """Steps the optimizer and updates the scaler."""
+        if self.scaler is None:
+            self._optimizer.step()
+            return
+        self.scaler.step(self._optimizer)
+        self.scaler.update()
+
+    def mark_to_skip(self) -> None:
+        """Makes the scaler skip this step and lower its scale; called on every rank, so that the scales stay equal."""
+        assert self.scaler is not None
+        for found in self.scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"].values():
+            found.fill_(1.0)
 
 
 class ModelUpdate:
