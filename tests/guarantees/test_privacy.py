@@ -24,7 +24,7 @@ from tests.support.guarded_steps import Training, bad_batch, batch_of, step_of
 from tests.support.processes import REPOSITORY, run
 from torchnan.detection.containment import Failures
 from torchnan.training.capture.reproducer import write_example
-from torchnan.training.guard.log import RecoveryLog
+from torchnan.training.guard.reporter import RecoveryLog
 
 pytestmark = pytest.mark.guarantee(19)
 

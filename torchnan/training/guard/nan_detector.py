@@ -21,7 +21,7 @@ from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.training.guard.errors import TrainingStopped
 from torchnan.training.guard.step.gradients import GradientStats, gradients_of, measure_gradients, plain_norm
 from torchnan.training.guard.step.norm_limit import NormLimit
-from torchnan.training.guard.step.step_check import StepCheck
+from torchnan.training.guard.step.step_check import loss_anomaly, tensor_anomaly
 
 logger = logging.getLogger("torchnan")
 
@@ -109,7 +109,6 @@ class NaNDetector:
         self.state = NaNState()
         self._agreement = Agreement(group)
         self._norm_limit = NormLimit(norm_limit, norm_factor)
-        self._check = StepCheck(self._agreement)
         self._gradients = GradientStats()
         self._norm = 0.0
 
@@ -130,7 +129,7 @@ class NaNDetector:
         if _C.is_disabled():
             return True
         value = _number(loss)
-        local = self._check.loss_anomaly([value])
+        local = loss_anomaly([value], self._agreement)
         worst = self._agreement.agree(local)
         state = self.state
         if worst is None:
@@ -163,7 +162,7 @@ class NaNDetector:
             self._norm = plain_norm(gradients_of(parameters))
             return True
         self._gradients = measure_gradients(parameters, self._agreement)
-        local = self._check.tensor_anomaly(gradients_of(parameters), self._gradients.nonfinite, prefix="in ")
+        local = tensor_anomaly(gradients_of(parameters), self._gradients.nonfinite, self._agreement, prefix="in ")
         worst, self._norm = self._agreement.agree_with_norm(self._gradients, local, self._norm_limit.check)
         if worst is None:
             self._norm_limit.record(self._norm)

@@ -16,7 +16,7 @@ from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement
 from torchnan.training import health
 from torchnan.training.guard.errors import TrainingStopped
-from torchnan.training.guard.log import RecoveryLog
+from torchnan.training.guard.reporter import RecoveryLog
 from torchnan.training.guard.snapshots import DiskSnapshots, MemorySnapshots, Snapshots, TrainingState, UserSnapshots
 from torchnan.training.guard.step.replay import digest_of
 

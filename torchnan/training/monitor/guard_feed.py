@@ -17,9 +17,8 @@ from torchnan.training.guard.step.forward_backward import StepRun
 from torchnan.training.guard.step_observer import ObservedInstability, StepObserver
 from torchnan.training.monitor import compute_dtype
 from torchnan.training.monitor.headroom import ModuleHeadroom
-from torchnan.training.monitor.optimizer_state import current_loss_scale, learning_rates
 from torchnan.training.monitor.options import MonitorOptions
-from torchnan.training.monitor.pending_row import PendingRow
+from torchnan.training.monitor.pending_row import PendingRow, current_loss_scale, learning_rates
 from torchnan.training.monitor.row import Row
 from torchnan.training.monitor.row_writer import RowWriter
 from torchnan.training.monitor.weights import WeightStatistics, group_count

@@ -22,7 +22,6 @@ from torchnan.training.monitor import compute_dtype
 from torchnan.training.monitor.guard_feed import MonitorFeed, StepDefaults
 from torchnan.training.monitor.headroom import ModuleHeadroom
 from torchnan.training.monitor.log import MonitorLog
-from torchnan.training.monitor.optimizer_state import current_loss_scale, learning_rates
 from torchnan.training.monitor.options import (
     MonitorOptions,
     as_scalar,
@@ -31,7 +30,7 @@ from torchnan.training.monitor.options import (
     validate_meta,
     validate_step,
 )
-from torchnan.training.monitor.pending_row import PendingRow, Scalar
+from torchnan.training.monitor.pending_row import PendingRow, Scalar, current_loss_scale, learning_rates
 from torchnan.training.monitor.row import Row
 from torchnan.training.monitor.row_writer import RowWriter
 from torchnan.training.monitor.trackers import Callback, TensorBoard

@@ -10,6 +10,7 @@ import torch
 
 from torchnan.training.monitor.async_copy import AsyncCopy, to_floats
 from torchnan.training.monitor.batch_digest import BatchDigest
+from torchnan.training.monitor.options import as_scalar
 from torchnan.training.monitor.row import Row
 
 Scalar = float | torch.Tensor
@@ -84,3 +85,17 @@ class PendingRow:
             samples = [copy.values() for copy in self._samples]
             row.batch_digest = self._digest.hexdigest({name: t for values in samples for name, t in values.items()})
         return row
+
+
+def learning_rates(optimizer: torch.optim.Optimizer | None) -> list[Scalar]:
+    """Returns the learning rates of the parameter groups."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return [number for group in groups if (number := as_scalar("lr", group.get("lr"))) is not None]
+
+
+def current_loss_scale(scaler: torch.amp.GradScaler | None) -> Scalar | None:
+    """Returns a copy of the loss scale on its device; 1 for a disabled scaler, ``None`` without one."""
+    if scaler is not None and not scaler.is_enabled():
+        return 1.0
+    scale: torch.Tensor | None = None if scaler is None else scaler._scale
+    return None if scale is None else scale.detach().clone()

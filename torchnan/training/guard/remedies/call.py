@@ -95,18 +95,6 @@ class Call:
                 kwargs[argument.name] = value
         return self._run(args, kwargs)
 
-    def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-        """Runs it with every tensor argument changed that it does not write to."""
-        return self._map(lambda value: change(value) if isinstance(value, torch.Tensor) else value)
-
-    def map_numbers(self, change: Callable[[float], float]) -> Any:
-        """Runs it with every floating-point number among its arguments changed."""
-        return self._map(lambda value: change(value) if isinstance(value, float) else value)
-
-    def replace_leaves(self, change: Callable[[Any], Any]) -> Any:
-        """Runs it with every argument changed, those in lists too."""
-        return self._map(change)
-
     def numbers(self) -> list[float]:
         """Returns the floating-point numbers among its arguments."""
         return [value for value in tree_leaves((self._args, self._kwargs)) if isinstance(value, float)]
@@ -115,7 +103,9 @@ class Call:
         """Returns the non-finite kinds in its arguments, as bits."""
         return _union(map(_kinds_of, tree_leaves((self._args, self._kwargs))))
 
-    def _map(self, change: Callable[[Any], Any]) -> Any:
+    def replace_leaves(self, change: Callable[[Any], Any]) -> Any:
+        """Runs it with every argument changed that it does not write to, those in lists too."""
+
         def changed(value: Any, name: str) -> Any:
             if name in written:
                 return value

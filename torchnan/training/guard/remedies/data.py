@@ -56,7 +56,7 @@ class ReplaceInput(CallRemedy):
         return f"nan_to_num(0) before {call.operator}"
 
     def replace(self, call: Call) -> Any:
-        return call.map_tensors(
+        return call.replace_leaves(
             lambda value: (
                 value.nan_to_num(0.0, 0.0, 0.0)
                 if isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -112,7 +112,8 @@ class _FiniteAtLine(Change):
             return call.run()
         if any(map(math.isinf, call.numbers())):
             self.is_effective = True
-            return call.map_numbers(lambda value: _finite(value, _written_dtype(call)))
+            dtype = _written_dtype(call)
+            return call.replace_leaves(lambda value: _finite(value, dtype) if isinstance(value, float) else value)
         result = call.run()
         if call.operator != "lift_fresh" or not result.is_floating_point() or not result.isinf().any():
             return result

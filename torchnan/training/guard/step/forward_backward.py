@@ -18,13 +18,18 @@ from torchnan.detection.introspection import raised_at
 from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.training.guard.step.early_steps import EarlySteps
-from torchnan.training.guard.step.gradient_average import average
-from torchnan.training.guard.step.gradients import GradientStats, gradients_of, measure_gradients, plain_norm
+from torchnan.training.guard.step.gradients import (
+    GradientStats,
+    average_gradients,
+    gradients_of,
+    measure_gradients,
+    plain_norm,
+)
 from torchnan.training.guard.step.lockstep import Lockstep
 from torchnan.training.guard.step.micro_batches import split
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.random_state import RandomState
-from torchnan.training.guard.step.step_check import StepCheck
+from torchnan.training.guard.step.step_check import loss_anomaly, tensor_anomaly
 from torchnan.training.guard.step.stepped_parameters import SteppedParameters
 
 logger = logging.getLogger("torchnan")
@@ -104,7 +109,6 @@ class ForwardBackward:
         self._scaler = scaler
         self._agreement = agreement
         self._norm_limit = norm_limit
-        self._check = StepCheck(agreement)
         self._reduces_itself = is_oom_recoverable and agreement.ranks > 1 and hasattr(model, "no_sync")
         self._on_loss = on_loss
         self._buffers = buffers
@@ -229,7 +233,7 @@ class ForwardBackward:
         if values is None:  # a loss may hold its value elsewhere, as DTensor does
             with detection_paused():
                 values = tuple(shards.local(loss).item() for loss in losses)
-        anomaly = self._check.loss_anomaly(values) or gradient_anomaly
+        anomaly = loss_anomaly(values, self._agreement) or gradient_anomaly
         if stats.nonfinite_buffers and (anomaly is None or anomaly.kind > AnomalyKind.BUFFER):
             anomaly = self._buffer_anomaly(buffers, stats.nonfinite_buffers) or anomaly
         return StepRun(tuple(losses), anomaly, stats, values)
@@ -239,7 +243,7 @@ class ForwardBackward:
         assert self._buffers is not None
         spoiled = self._buffers.spoiled(nonfinite)
         prefix = f"{len(spoiled)} of {len(buffers)} buffers are not finite after the forward pass: "
-        return self._check.tensor_anomaly(buffers, spoiled, prefix=prefix, kind=AnomalyKind.BUFFER)
+        return tensor_anomaly(buffers, spoiled, self._agreement, prefix=prefix, kind=AnomalyKind.BUFFER)
 
     def agree(self, run: StepRun) -> tuple[Anomaly | None, float]:
         """Returns the worst anomaly of any rank and the gradient norm. Collective."""
@@ -304,7 +308,7 @@ class ForwardBackward:
             return "another rank has run out of memory"
         self._is_checked_before_reduction = worst == _NONFINITE
         self._anomaly_before_reduction = self._gradient_anomaly(nonfinite)
-        average(self.parameters, self._agreement)
+        average_gradients(self.parameters, self._agreement)
         return None
 
     def _gradient_anomaly(self, nonfinite: tuple[str, ...]) -> Anomaly | None:
@@ -313,7 +317,7 @@ class ForwardBackward:
         gradients = gradients_of(self.parameters)
         kind = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
         prefix = f"{len(nonfinite)} of {len(gradients)} gradients are not finite: "
-        return self._check.tensor_anomaly(gradients, nonfinite, prefix=prefix, kind=kind)
+        return tensor_anomaly(gradients, nonfinite, self._agreement, prefix=prefix, kind=kind)
 
 
 def loss_of(returned: Any) -> torch.Tensor:

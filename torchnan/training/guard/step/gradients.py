@@ -1,4 +1,4 @@
-"""Scans all gradients of a step once for their norm, their largest magnitude, and non-finite elements."""
+"""Scans all gradients of a step once for norm, largest magnitude and non-finite elements; averages gradients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from torchnan._load import _C
 from torchnan.config.text import printable
@@ -121,3 +122,29 @@ def _counts(tensor: torch.Tensor) -> str:
     nan, posinf, neginf = (int(n) for n in torch.ops.torchnan.count_nonfinite(tensor))
     counts = (("nan", nan), ("inf", posinf), ("-inf", neginf))
     return ", ".join(f"{kind} {n}" for kind, n in counts if n)
+
+
+def average_gradients(parameters: Sequence[tuple[str, torch.Tensor]], agreement: Agreement) -> None:
+    """Replaces each gradient by its mean over the ranks, as a model that is kept from it would have. Collective.
+
+    If a parameter has a gradient on some ranks only, zeros count for the others; if on none, it stays without one.
+    """
+    with detection_paused(), torch.no_grad():
+        trained = [p for _, p in parameters if p.requires_grad]
+        used = agreement.all_reduce_max_of([int(p.grad is not None) for p in trained])
+        trained = [p for p, anywhere in zip(trained, used, strict=True) if anywhere]
+        for parameter in trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in trained if p.grad is not None]
+        for kind in {(g.dtype, g.device) for g in gradients}:
+            _average_flat([g for g in gradients if (g.dtype, g.device) == kind], agreement)
+
+
+def _average_flat(gradients: list[torch.Tensor], agreement: Agreement) -> None:
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat, group=agreement.group)
+    sizes = [gradient.numel() for gradient in gradients]
+    pieces = (flat / agreement.ranks).split(sizes)  # type: ignore[no-untyped-call]
+    for gradient, piece in zip(gradients, pieces, strict=True):
+        gradient.copy_(piece.view_as(gradient))
