@@ -195,7 +195,7 @@ LARGE_LOGS = {
     "findings": lambda line: line + b"\n",
     "findings_with_long_lists": lambda line: line_with(b'"shape":[', b"1,", line) + b"\n",
     "findings_with_long_stacks": lambda line: line_with(
-        b'"stack":[', b'{"file":"","line":0,"function":""},', line
+        b'"stack":[', b'{"file":"","line":0,"function":"","installed":false},', line
     ) + b"\n",
     "empty_objects": lambda line: b'{"schema":1,"x":[' + b"{}," * (2**20 // 3 - 8) + b"0]}\n",
     "names": lambda line: b'{"schema":1,' + b",".join(b'"%x":0' % i for i in range(100_000)) + b"}\n",
