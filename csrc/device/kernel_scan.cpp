@@ -34,6 +34,16 @@ void KernelScan::scan(const cuda::StridedEntry& strided, const c10::StorageImpl*
   want(functions_.scan_strided(scanner_, &strided, number, stream));
 }
 
+void* KernelScan::reserve(size_t bytes) {
+  void* reserved = nullptr;
+  want(functions_.reserve(scanner_, bytes, &reserved));
+  return reserved;
+}
+
+void KernelScan::copy_if_alarmed(const cuda::CopyTable& table, uint32_t number, void* stream) {
+  want(functions_.copy_if_alarmed(scanner_, &table, number, stream));
+}
+
 void KernelScan::record_mark(void* stream, void** mark) { want(functions_.record_mark(scanner_, stream, mark)); }
 
 void KernelScan::follow_mark(void* mark, void* stream) { want(functions_.follow_mark(mark, stream)); }

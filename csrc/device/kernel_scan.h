@@ -19,6 +19,8 @@ struct ScanFunctions {
   decltype(&torchnan_scanner_words) words;
   decltype(&torchnan_scan) scan;
   decltype(&torchnan_scan_strided) scan_strided;
+  decltype(&torchnan_reserve) reserve;
+  decltype(&torchnan_copy_if_alarmed) copy_if_alarmed;
   decltype(&torchnan_record_mark) record_mark;
   decltype(&torchnan_follow_mark) follow_mark;
   decltype(&torchnan_scanner_clear) clear;
@@ -51,6 +53,11 @@ class KernelScan final : public ScanBackend {
   bool answers() const override;
   void scan(const cuda::Table& table, const c10::StorageImpl* const* storages, uint64_t first, void* stream) override;
   void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number, void* stream) override;
+  void* reserve(size_t bytes) override;
+  void copy_if_alarmed(const cuda::CopyTable& table, uint32_t number, void* stream) override;
+  bool has_copied(uint32_t number) const override {
+    return __atomic_load_n(&words_->copied_blocks[number % cuda::kCopyLaunches], __ATOMIC_ACQUIRE) == cuda::kCopyBlocks;
+  }
   void record_mark(void* stream, void** mark) override;
   void follow_mark(void* mark, void* stream) override;
   void clear(uint32_t first_slot, uint32_t slots, void* stream) override;

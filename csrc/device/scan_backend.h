@@ -8,6 +8,7 @@
 
 #include <torchnan/export.h>
 
+#include "device/cuda/copy_table.h"
 #include "device/cuda/scan_table.h"
 
 namespace torchnan {
@@ -37,6 +38,14 @@ class TORCHNAN_API ScanBackend {
                     void* stream) = 0;
   virtual void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number,
                     void* stream) = 0;
+
+  // Returns memory of the device that takes none before something is written there; null if the device has none of this
+  // kind. It lives as long as the process.
+  virtual void* reserve(size_t /*bytes*/) { return nullptr; }
+  // Queues copies to reserved memory, which are made only if the alarm has been raised by then.
+  virtual void copy_if_alarmed(const cuda::CopyTable& /*table*/, uint32_t /*number*/, void* /*stream*/) {}
+  // Whether the last launch of copies with this number has made them, as far as the host knows.
+  virtual bool has_copied(uint32_t /*number*/) const { return false; }
 
   // Records how far a stream has come, in a mark that is made if `*mark` is null and lives as long as the process.
   virtual void record_mark(void* stream, void** mark) = 0;

@@ -164,6 +164,20 @@ void Scanner::scan(const cuda::StridedEntry& strided, const c10::StorageImpl* st
   request("scan with strides", [&] { backend_->scan(strided, storage, number, stream); });
 }
 
+void* Scanner::reserve(size_t bytes) const {
+  void* reserved = nullptr;
+  request("reserve memory", [&] { reserved = backend_->reserve(bytes); });
+  return reserved;
+}
+
+uint32_t Scanner::copy_if_alarmed(const cuda::CopyTable& table, void* stream) {
+  uint32_t launch = ++copy_launches_;
+  if (launch == 0) launch = ++copy_launches_;
+  const bool is_queued =
+      request("copy what is about to be overwritten", [&] { backend_->copy_if_alarmed(table, launch, stream); });
+  return is_queued ? launch : 0;
+}
+
 void Scanner::record_mark(void* stream, void** mark) const {
   request("record how far a stream has come", [&] { backend_->record_mark(stream, mark); });
 }

@@ -80,6 +80,16 @@ class TORCHNAN_API Scanner {
   void scan(const cuda::Table& table, const c10::StorageImpl* const* storages, uint64_t first, void* stream) const;
   void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number, void* stream) const;
 
+  // As in ScanBackend. Returns null if the device is lost, too.
+  void* reserve(size_t bytes) const;
+  // Queues copies that are made only if the alarm has been raised by then. Returns the number of the launch; 0 if the
+  // device is lost.
+  uint32_t copy_if_alarmed(const cuda::CopyTable& table, void* stream);
+  // Whether a launch has made its copies, as far as the host knows. Of old launches nothing is known.
+  bool has_copied(uint32_t launch) const {
+    return launch != 0 && copy_launches_ - launch < cuda::kCopyLaunches && backend_->has_copied(launch);
+  }
+
   // Records how far a stream has come, in a mark that is made if `*mark` is null.
   void record_mark(void* stream, void** mark) const;
 
@@ -119,6 +129,7 @@ class TORCHNAN_API Scanner {
   void* default_handle_ = nullptr;
   const bool may_batch_;
   std::atomic<uint64_t> resets_{0};
+  std::atomic<uint32_t> copy_launches_{0};
   mutable std::atomic<bool> lost_{false};
   mutable std::atomic<uint64_t> handled_{cuda::kNoAlarm};  // the alarm that could not be reset on a lost device
 };

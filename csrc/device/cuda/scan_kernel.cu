@@ -6,6 +6,7 @@
 
 #include <new>
 
+#include "device/cuda/copy_body.h"
 #include "device/cuda/scan_body.h"
 
 namespace torchnan::cuda {
@@ -79,6 +80,21 @@ __global__ void __launch_bounds__(kThreads)
   publish(state, strided.entry, dispatch_encoding(strided.entry, work), number);
 }
 
+// A block that sees no alarm copies nothing, and is not counted.
+__global__ void __launch_bounds__(kThreads)
+    copy_if_alarmed(const __grid_constant__ CopyTable table, ScannerState state, uint32_t number) {
+  __shared__ bool is_alarmed;
+  if (threadIdx.x == 0) is_alarmed = *static_cast<volatile unsigned long long*>(state.first) != kNoAlarm;
+  __syncthreads();
+  if (!is_alarmed) return;
+  const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const uint64_t threads = static_cast<uint64_t>(gridDim.x) * kThreads;
+  for (uint32_t i = 0; i < table.entries; ++i) copy_share(table.entry[i], thread, threads);
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(const_cast<uint32_t*>(&state.words->copied_blocks[number % kCopyLaunches]), 1u);
+}
+
 // A lower number that has arrived since then is a new alarm.
 __global__ void reset_alarm(ScannerState state, unsigned long long handled) {
   atomicCAS(state.first, handled, kNoAlarm);
@@ -89,6 +105,7 @@ __global__ void reset_alarm(ScannerState state, unsigned long long handled) {
 }  // namespace
 }  // namespace torchnan::cuda
 
+using torchnan::cuda::CopyTable;
 using torchnan::cuda::HostWords;
 using torchnan::cuda::kNoAlarm;
 using torchnan::cuda::kThreads;
@@ -133,6 +150,7 @@ cudaError_t load_kernels() {
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, torchnan::cuda::scan);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::scan_strided_entry);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::copy_if_alarmed);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::reset_alarm);
   return error;
 }
@@ -158,8 +176,7 @@ cudaError_t allocate(TorchnanScanner& scanner) {
   if (error == cudaSuccess) error = cudaMemsetAsync(state.first, 0xff, sizeof(uint64_t), scanner.stream);
   if (error != cudaSuccess) return error;
   state.words = static_cast<volatile HostWords*>(seen_by_device);
-  scanner.words->alarm = kNoAlarm;
-  scanner.words->resets = 0;
+  *scanner.words = {kNoAlarm, 0, {}};
   return cudaStreamSynchronize(scanner.stream);
 }
 
@@ -209,6 +226,24 @@ int torchnan_scan_strided(TorchnanScanner* scanner, const StridedEntry* strided,
   void* arguments[] = {const_cast<StridedEntry*>(strided), &scanner->state, &number};
   return own(launch(torchnan::cuda::scan_strided_entry, static_cast<uint32_t>(wanted < most ? wanted : most), arguments,
                     stream));
+}
+
+// Managed memory gets pages where and when they are first written, if the device can fault.
+int torchnan_reserve(TorchnanScanner*, uint64_t bytes, void** reserved) {
+  const CaptureModeGuard captures_go_on;
+  int device = 0, gets_pages_late = 0;
+  *reserved = nullptr;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&gets_pages_late, cudaDevAttrConcurrentManagedAccess, device);
+  if (error == cudaSuccess && gets_pages_late != 0) error = cudaMallocManaged(reserved, bytes);
+  return own(error);
+}
+
+int torchnan_copy_if_alarmed(TorchnanScanner* scanner, const CopyTable* table, uint32_t number, void* stream) {
+  scanner->words->copied_blocks[number % torchnan::cuda::kCopyLaunches] = 0;
+  void* arguments[] = {const_cast<CopyTable*>(table), &scanner->state, &number};
+  return own(launch(torchnan::cuda::copy_if_alarmed, torchnan::cuda::kCopyBlocks, arguments, stream));
 }
 
 int torchnan_record_mark(TorchnanScanner*, void* stream, void** mark) {

@@ -11,7 +11,7 @@
 
 #include "device/cuda/scan_table.h"
 
-#define TORCHNAN_CUDA_ABI 4
+#define TORCHNAN_CUDA_ABI 5
 
 // What torchnan_scanner_make() returns for lack of memory: that of CUDA. A later call may succeed.
 #define TORCHNAN_OUT_OF_MEMORY 2
@@ -24,7 +24,7 @@ struct TorchnanScanner;
 TORCHNAN_API int torchnan_cuda_abi();
 TORCHNAN_API const char* torchnan_cuda_error_text(int error);
 
-// Allocates kSlots cleared slots on the device, and two words of host memory that the device can write to. May be
+// Allocates kSlots cleared slots on the device, and the words of host memory that the device can write to. May be
 // called while streams are being captured. Fails if the kernels have no code for the device.
 TORCHNAN_API int torchnan_scanner_make(int device, TorchnanScanner** made);
 // Waits for the launched kernels.
@@ -40,6 +40,14 @@ TORCHNAN_API int torchnan_scan(TorchnanScanner* scanner, const torchnan::cuda::T
                                void* stream);
 TORCHNAN_API int torchnan_scan_strided(TorchnanScanner* scanner, const torchnan::cuda::StridedEntry* strided,
                                        uint64_t number, void* stream);
+
+// Reserves memory of the device that takes none before something is written there; sets null if the device has none of
+// this kind. It lives as long as the process.
+TORCHNAN_API int torchnan_reserve(TorchnanScanner* scanner, uint64_t bytes, void** reserved);
+
+// Queues copies on a stream, which must not be captured. They are made only if the alarm has been raised by then.
+TORCHNAN_API int torchnan_copy_if_alarmed(TorchnanScanner* scanner, const torchnan::cuda::CopyTable* table,
+                                          uint32_t number, void* stream);
 
 // Records how far a stream has come, in a mark. If `*mark` is null, it creates one, which lives as long as the process.
 // The stream must not be captured.

@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include "check/scan/float_encoding.h"
+#include "device/cuda/copy_table.h"
 
 namespace torchnan::cuda {
 
@@ -52,7 +53,8 @@ constexpr uint32_t kSlots = 1 << 16;  // of each scanner: 512 KiB on the device
 // The words that the device writes to host memory.
 struct HostWords {
   uint64_t alarm;
-  uint64_t resets;  // how many resets of the alarm have been done
+  uint64_t resets;                        // how many resets of the alarm have been done
+  uint32_t copied_blocks[kCopyLaunches];  // of each of the last launches of copies
 };
 
 // Returns the number of chunks. Each begins at a 16-byte pack: only the first and the last are partial.

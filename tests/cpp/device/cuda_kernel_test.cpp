@@ -176,5 +176,50 @@ TEST(CudaKernelOfManyChunks, BlocksReadFourChunks) {
   ASSERT_EQ(torchnan_scanner_free(scanner), 0);
 }
 
+// Both ends at any address, and any number of bytes.
+TEST(CudaKernelOfCopies, CopiesOnlyIfTheAlarmHasBeenRaised) {
+  TorchnanScanner* scanner = nullptr;
+  ASSERT_EQ(torchnan_scanner_make(0, &scanner), 0);
+  std::vector<uint8_t> from(3 * kThreads * kCopyBlocks + 100);
+  std::mt19937_64 random{7};
+  for (uint8_t& byte : from) byte = static_cast<uint8_t>(random());
+  void* reserved = nullptr;
+  ASSERT_EQ(torchnan_reserve(scanner, 2 * from.size(), &reserved), 0);
+  auto* const to = static_cast<uint8_t*>(reserved);
+  const std::vector<uint8_t> before(to, to + 2 * from.size());
+  CopyTable table{};
+  uint64_t at = 0;
+  for (const uint64_t bytes : {uint64_t{1}, uint64_t{15}, uint64_t{16}, uint64_t{33}, from.size() - 100}) {
+    for (const uint64_t shift : {0, 5}) {
+      table.entry[table.entries++] = {from.data() + shift, to + at + shift, bytes};
+      if (bytes < 64) at += 64;
+    }
+    if (bytes >= 64) --table.entries;  // one of the large ones is enough
+  }
+  const auto copied_blocks = [&](uint32_t launch) {
+    return torchnan_scanner_words(scanner)->copied_blocks[launch % kCopyLaunches];
+  };
+  ASSERT_EQ(torchnan_copy_if_alarmed(scanner, &table, 3, nullptr), 0);
+  EXPECT_EQ(copied_blocks(3), 0u);
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), to));
+
+  const float bad = INFINITY;
+  Table scanned{};
+  add(scanned, {&bad, 1, 0x7f7fffff, 0, FloatEncoding::kFloat32});
+  ASSERT_EQ(torchnan_scan(scanner, &scanned, 1, nullptr), 0);
+  ASSERT_EQ(torchnan_copy_if_alarmed(scanner, &table, 3 + kCopyLaunches, nullptr), 0);
+  EXPECT_EQ(copied_blocks(3), kCopyBlocks);
+  std::vector<uint8_t> expected = before;
+  for (uint32_t i = 0; i < table.entries; ++i) {
+    const CopyEntry& entry = table.entry[i];
+    std::memcpy(expected.data() + (static_cast<uint8_t*>(entry.to) - to), entry.from, entry.bytes);
+  }
+  EXPECT_TRUE(std::equal(expected.begin(), expected.end(), to));
+  ASSERT_EQ(torchnan_copy_if_alarmed(scanner, &table, 3, nullptr), 0);  // the word of an old launch begins anew
+  EXPECT_EQ(copied_blocks(3), kCopyBlocks);
+  ASSERT_EQ(cudaFree(reserved), cudaSuccess);
+  ASSERT_EQ(torchnan_scanner_free(scanner), 0);
+}
+
 }  // namespace
 }  // namespace torchnan::cuda

@@ -37,6 +37,7 @@ TORCHNAN_API int64_t lagging_live_blocks(int64_t device, int64_t stream) {
 }
 TORCHNAN_API int64_t lagging_stale_reads() { return lagging::counts().stale_reads; }
 TORCHNAN_API int64_t lagging_scan_launches() { return lagging::counts().scan_launches; }
+TORCHNAN_API int64_t lagging_copy_launches() { return lagging::counts().copy_launches; }
 TORCHNAN_API void lagging_reset_counts() { lagging::reset_counts(); }
 TORCHNAN_API void lagging_begin_capture(int64_t device, int64_t stream) {
   lagging::begin_capture(stream_of(device, stream));

@@ -247,6 +247,7 @@ void reset_counts() {
   counted.bytes_back = 0;
   counted.stale_reads = 0;
   counted.scan_launches = 0;
+  counted.copy_launches = 0;
 }
 
 void begin_capture(c10::Stream stream) {

@@ -10,7 +10,7 @@
 #include "device/scanner.h"
 
 struct TorchnanScanner {
-  torchnan::cuda::HostWords words{torchnan::cuda::kNoAlarm, 0};
+  torchnan::cuda::HostWords words{torchnan::cuda::kNoAlarm, 0, {}};
 };
 
 namespace torchnan::lagging {
@@ -58,6 +58,11 @@ int free_scanner(TorchnanScanner* scanner) {
 const volatile cuda::HostWords* words(const TorchnanScanner* scanner) { return &scanner->words; }
 int scan(TorchnanScanner*, const cuda::Table*, uint64_t, void*) { return 0; }
 int scan_strided(TorchnanScanner*, const cuda::StridedEntry*, uint64_t, void*) { return 0; }
+int reserve(TorchnanScanner*, uint64_t, void** reserved) {
+  *reserved = nullptr;
+  return 0;
+}
+int copy_if_alarmed(TorchnanScanner*, const cuda::CopyTable*, uint32_t, void*) { return 0; }
 int record_mark(TorchnanScanner* scanner, void*, void** mark) {
   *mark = scanner;
   return 0;
@@ -74,9 +79,9 @@ int is_capturing(void*, int* capturing) {
   *capturing = 0;
   return 0;
 }
-constexpr ScanFunctions kFunctions = {&error_text,   &make,        &free_scanner, &words, &scan,
-                                      &scan_strided, &record_mark, &follow_mark,  &clear, &own_stream,
-                                      &reset_alarm,  &read,        &is_capturing};
+constexpr ScanFunctions kFunctions = {&error_text,   &make,       &free_scanner,    &words,       &scan,
+                                      &scan_strided, &reserve,    &copy_if_alarmed, &record_mark, &follow_mark,
+                                      &clear,        &own_stream, &reset_alarm,     &read,        &is_capturing};
 
 }  // namespace
 

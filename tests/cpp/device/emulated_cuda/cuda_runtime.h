@@ -68,6 +68,8 @@ inline DeviceWord atomicCAS(DeviceWord* word, DeviceWord expected, DeviceWord va
   return std::exchange(*word, *word == expected ? value : *word);
 }
 
+inline uint32_t atomicAdd(uint32_t* word, uint32_t value) { return std::exchange(*word, *word + value); }
+
 enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorLaunchOutOfResources = 701 };
 enum cudaStreamCaptureMode {
   cudaStreamCaptureModeGlobal,
@@ -100,6 +102,10 @@ cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
 cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned flags);
 cudaError_t cudaFreeHost(void* memory);
 cudaError_t emulated_malloc(void** memory, size_t bytes);
+enum cudaDeviceAttr { cudaDevAttrConcurrentManagedAccess };
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaMallocManaged(void** memory, size_t bytes);
 template <typename T>
 cudaError_t cudaMalloc(T** memory, size_t bytes) {
   return emulated_malloc(reinterpret_cast<void**>(memory), bytes);

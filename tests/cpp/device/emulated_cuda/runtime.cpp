@@ -163,6 +163,15 @@ cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned) 
 }
 cudaError_t cudaFreeHost(void* memory) { return release(memory); }
 cudaError_t emulated_malloc(void** memory, size_t bytes) { return allocate(memory, bytes); }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaMallocManaged(void** memory, size_t bytes) { return allocate(memory, bytes); }
 cudaError_t cudaFree(void* memory) { return release(memory); }
 cudaError_t cudaMemsetAsync(void* memory, int byte, size_t bytes, cudaStream_t) {
   memset(memory, byte, bytes);
