@@ -106,8 +106,8 @@ HINTS = {
     "an overflow beside infinities": (lambda: t(3e38, INF, 1) + t(3e38, 1, INF), ""),
     "norm at zero": (
         lambda: gradient(lambda x: x.square().sum().sqrt(), t(0, 0)),
-        "the slope of sqrt at 0 is infinite: 1 / (2 sqrt(0)), as in a norm of zeros; mul in PowBackward0 made NaN of it "
-        "(tests/detection/test_hints.py:LINE)",
+        "the slope of sqrt at 0 is infinite: 1 / (2 sqrt(0)), as in a norm of zeros; mul in PowBackward0 made NaN of "
+        "it (tests/detection/test_hints.py:LINE)",
     ),
     "a branch that was not taken": (
         lambda: gradient(lambda x: torch.where(x > 0, x.log(), 0.0), t(0, 1)),
