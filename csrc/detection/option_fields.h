@@ -59,6 +59,11 @@ void for_each_option(O& options, Visitor&& visit) {
                   "is reported at its border. On a GPU, also how many bytes of inputs are kept after the calls of "
                   "regions"},
         options.max_copied_bytes);
+  visit(OptionRow{"max_preserved_bytes",
+                  "on a GPU, how many bytes are reserved for copies of the inputs of compiled regions, weights first. "
+                  "They are copied before the program overwrites them, and only if the device has found a value by "
+                  "then: the call that made it can still be replayed. Until then the memory is not used"},
+        options.max_preserved_bytes);
   visit(OptionRow{"max_explanation_seconds",
                   "how long torchnan may look for the origin of a value that a call of a compiled region has made. "
                   "After that the finding names the region and says so, and later calls of the region in this session "

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -132,6 +133,12 @@ DeviceState& Devices::state_of(Scanner& scanner) {
   return *made;
 }
 
+DeviceState& Devices::state_to_launch(Scanner& scanner) {
+  if (DeviceState* known = find_state(scanner)) return *known;
+  const Lock locked(*this);
+  return state_of(scanner);
+}
+
 c10::SmallVector<DeviceState*, 4> Devices::states() const {
   c10::SmallVector<DeviceState*, 4> found;
   for (const std::atomic<DeviceState*>& slot : states_) {
@@ -145,14 +152,10 @@ c10::SmallVector<DeviceState*, 4> Devices::states() const {
 void Devices::launch(ScanList& scans, const CurrentStream& stream) {
   clear_slots(stream);
   if (scans.is_empty()) return;
-  DeviceState* state = find_state(*stream.scanner);
-  if (state == nullptr) {
-    const Lock locked(*this);
-    state = &state_of(*stream.scanner);
-  }
-  const std::lock_guard launching(state->launching);
+  DeviceState& state = state_to_launch(*stream.scanner);
+  const std::lock_guard launching(state.launching);
   launch_or_forget(scans, *stream.scanner, stream.handle);
-  note_launch(*state, stream);
+  note_launch(state, stream);
 }
 
 bool Devices::has_waiting() const {
@@ -176,6 +179,7 @@ void Devices::launch_full_batches() {
 }
 
 bool Devices::has_to_prepare_writes() const {
+  if (preserves_.load(std::memory_order_relaxed)) return true;
   for (const std::atomic<DeviceState*>& slot : states_) {
     const DeviceState* const state = slot.load(std::memory_order_acquire);
     if (state == nullptr) return false;
@@ -201,6 +205,62 @@ void Devices::prepare_writes(c10::ArrayRef<const c10::StorageImpl*> storages) {
     }
     if (is_held) launch_batch(*state);
     if (has_waited) follow_batches(*state);
+  }
+  if (preserves_.load(std::memory_order_relaxed)) copy_before_writes(storages);
+}
+
+// A stream that is being captured copies nothing now.
+void Devices::copy_before_writes(c10::ArrayRef<const c10::StorageImpl*> storages) {
+  std::vector<PendingCopies> pending;
+  {
+    Lock locked(*this);
+    pending = preserved_.before_writes(storages, locked.journal());
+    preserves_ = !preserved_.is_empty();
+  }
+  for (const PendingCopies& copies : pending) {
+    const CurrentStream stream = copies.scanner->current_stream();
+    if (stream.is_capturing) continue;
+    DeviceState& state = state_to_launch(*copies.scanner);
+    const std::lock_guard launching(state.launching);
+    launch_copies(copies, stream.handle);
+    note_launch(state, stream);
+  }
+}
+
+std::vector<std::shared_ptr<PreservedStorage>> Devices::preserve(c10::ArrayRef<at::Tensor> tensors, int64_t max_bytes) {
+  std::vector<std::shared_ptr<PreservedStorage>> all, made;
+  std::unordered_map<const c10::StorageImpl*, std::shared_ptr<PreservedStorage>> by_storage;
+  {
+    Lock locked(*this);
+    for (const at::Tensor& tensor : tensors) {
+      auto& preserved = by_storage[storage_of(tensor)];
+      if (preserved == nullptr) preserved = preserved_.find(storage_of(tensor), locked.journal());
+      if (preserved == nullptr) {
+        preserved = std::make_shared<PreservedStorage>(tensor, locked.journal().last_event(tensor));
+        made.push_back(preserved);
+      }
+      all.push_back(preserved);
+    }
+  }
+  give_room(made, max_bytes);
+  Lock locked(*this);
+  for (const auto& preserved : made) preserved_.add(preserved);
+  preserves_ = !preserved_.is_empty();
+  return all;
+}
+
+// Reserving memory may wait for a device.
+void Devices::give_room(std::vector<std::shared_ptr<PreservedStorage>> storages, int64_t max_bytes) {
+  std::stable_sort(storages.begin(), storages.end(), [](const auto& a, const auto& b) {
+    return std::pair(a->scanner(), !a->is_weight()) < std::pair(b->scanner(), !b->is_weight());
+  });
+  const std::lock_guard reserving(reserving_);
+  for (auto first = storages.begin(); first != storages.end();) {
+    Scanner* const scanner = (*first)->scanner();
+    const auto last =
+        std::find_if(first, storages.end(), [scanner](const auto& one) { return one->scanner() != scanner; });
+    if (scanner != nullptr) rooms_.give_room(*scanner, c10::ArrayRef(&*first, last - first), max_bytes);
+    first = last;
   }
 }
 

@@ -18,6 +18,7 @@
 #include "device/assumptions.h"
 #include "device/batch.h"
 #include "device/journal.h"
+#include "device/preserved_storage.h"
 #include "device/scanner.h"
 #include "base/fork_safe_mutex.h"
 #include "check/scan/float_format.h"
@@ -102,6 +103,7 @@ class TORCHNAN_API Devices {
 
     Journal& journal() { return *devices_.journal_; }
     Assumptions& assumptions() { return devices_.assumptions_; }
+    PreservedStorages& preserved() { return devices_.preserved_; }
     std::optional<Event> copy_of(EventNumber number) {
       const Event* event = journal().find(number);
       return event == nullptr ? std::nullopt : std::optional<Event>(*event);
@@ -146,10 +148,14 @@ class TORCHNAN_API Devices {
 
   // Whether prepare_writes() may have something to do.
   bool has_to_prepare_writes() const;
-  // Called before the calling thread lets something write into these storages: launches their waiting scans. Makes
-  // another stream than the default one wait for those that have waited, because its program may have recorded an event
-  // for it before they were launched.
+  // Called before the calling thread lets something write into these storages: launches their waiting scans, and copies
+  // those that are preserved. Makes another stream than the default one wait for scans that have waited, because its
+  // program may have recorded an event for it before they were launched.
   void prepare_writes(c10::ArrayRef<const c10::StorageImpl*> storages);
+
+  // Preserves the storages of tensors as they are now, and returns them in this order. Reserves at most `max_bytes` in
+  // all, for weights first.
+  std::vector<std::shared_ptr<PreservedStorage>> preserve(c10::ArrayRef<at::Tensor> tensors, int64_t max_bytes);
 
   // Waits for the launched scans of a device, and reads slots. Returns false if the device is lost.
   bool read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into);
@@ -171,6 +177,9 @@ class TORCHNAN_API Devices {
  private:
   DeviceState* find_state(const Scanner& scanner) const;
   DeviceState& state_of(Scanner& scanner);
+  DeviceState& state_to_launch(Scanner& scanner);
+  void copy_before_writes(c10::ArrayRef<const c10::StorageImpl*> storages);
+  void give_room(std::vector<std::shared_ptr<PreservedStorage>> storages, int64_t max_bytes);
   void launch_batch(DeviceState& state);
   void launch_or_forget(ScanList& scans, const Scanner& scanner, void* stream);
   void note_launch(DeviceState& state, const CurrentStream& stream);
@@ -188,6 +197,10 @@ class TORCHNAN_API Devices {
   std::atomic<int32_t> part_to_clear_{-1};  // part of the slots
   std::atomic<uint64_t> times_voided_{0};
   Assumptions assumptions_;
+  PreservedStorages preserved_;         // guarded by the lock
+  std::atomic<bool> preserves_{false};  // whether it has any
+  LaunchMutex reserving_;
+  ReservedRooms rooms_;  // guarded by `reserving_`
 };
 
 // Returns the devices of the process.

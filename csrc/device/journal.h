@@ -25,6 +25,8 @@ class TORCHNAN_API WeakTensor {
   // references the storage, so the caller must not hold a lock.
   at::Tensor lock() const;
 
+  const TensorSnapshot& place() const { return snapshot_; }
+
  private:
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
   TensorSnapshot snapshot_;

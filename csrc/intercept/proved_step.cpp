@@ -233,6 +233,7 @@ bool ProvedStep::add(const AdamTensors& tensors, const AdamHyperparameters& hype
 bool ProvedStep::try_start() {
   if (!has_separate_memory()) return false;
   devices().launch_all();  // of the tensors that the step will overwrite
+  if (devices().has_to_prepare_writes()) devices().prepare_writes(written_);
   is_under_way_ = true;
   c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, true);
   return true;

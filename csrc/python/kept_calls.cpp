@@ -68,7 +68,7 @@ LateReplay replay_kept_call(DetectionSession& session, uint64_t event, KindsOfEv
       if (is_replaying()) return void(replay.obstacle = kOtherReplay);
       const std::shared_ptr<RegionCall> call = found->call;
       const Inside inside(session.shared_from_this());
-      replay = call->replay_late(event, kinds_of);
+      replay = call->replay_late(event, kinds_of, session.options());
     });
   });
   return replay;
@@ -76,13 +76,16 @@ LateReplay replay_kept_call(DetectionSession& session, uint64_t event, KindsOfEv
 
 }  // namespace
 
-void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
+void forget_calls_of_other_steps(DetectionSession& session) {
   const SessionNumber number(session);
   const int64_t step = session.step();
   const auto is_of_other_step = [&](const KeptCall& one) {
     return one.session == number && one.step != step && one.step != step - 1;  // numbers may start again
   };
   if (std::any_of(kept.begin(), kept.end(), is_of_other_step)) forget_if(is_of_other_step);
+}
+
+void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
   if (kept.size() == kMaxCalls) {
     const KeptCall oldest = std::move(kept.front());
     kept.pop_front();
@@ -93,7 +96,7 @@ void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
     bytes -= oldest->call->bytes_kept();
     oldest->call->release_memory();
   }
-  kept.push_back({std::move(call), number, step});
+  kept.push_back({std::move(call), SessionNumber(session), session.step()});
 }
 
 int64_t bytes_of_kept_calls() {

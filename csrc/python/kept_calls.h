@@ -12,8 +12,10 @@ namespace torchnan {
 
 class RegionCall;
 
-// Keeps a call, and forgets those of other steps of the session than this one and the last. Releases the memory of the
-// oldest ones if that of all calls exceeds the session's max_copied_bytes. The functions need the GIL.
+// Forgets the calls of other steps of the session than this one and the last. The functions need the GIL.
+void forget_calls_of_other_steps(DetectionSession& session);
+
+// Keeps a call. Releases the memory of the oldest ones if that of all calls exceeds the session's max_copied_bytes.
 void keep(std::shared_ptr<RegionCall> call, DetectionSession& session);
 
 // Returns the bytes that all of them keep alive.

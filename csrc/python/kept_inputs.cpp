@@ -5,6 +5,7 @@
 
 #include <c10/core/InferenceMode.h>
 
+#include "base/format.h"
 #include "device/devices.h"
 #include "python/tensor_in.h"
 
@@ -35,14 +36,14 @@ at::Tensor alias_of(const at::Tensor& tensor) {
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change()));
 }
 
-std::vector<EventNumber> last_events_of(const std::vector<py::object>& arguments) {
-  Devices::Lock locked(devices());
-  std::vector<EventNumber> events;
-  for (const py::object& argument : arguments) {
-    const at::Tensor* const tensor = tensor_in(argument);
-    events.push_back(tensor == nullptr ? 0 : locked.journal().last_event(*tensor));
-  }
-  return events;
+std::string updated_weights(bool exceeds_limit, int64_t max_preserved_bytes) {
+  const std::string limit =
+      exceeds_limit ? format_text("and max_preserved_bytes={} leaves no room for copies of them ", max_preserved_bytes)
+                    : "";
+  return format_text(
+      "its weights were updated before the device reported {}(read the loss before the optimizer steps, or use "
+      "torchnan.StepGuard)",
+      limit);
 }
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.storage().nbytes()); }
@@ -56,14 +57,13 @@ void note_root_gradients(c10::ArrayRef<at::Tensor> gradients) {
   }
 }
 
-KeptTensor::KeptTensor(const at::Tensor& tensor, EventNumber last_event, bool is_copy)
+KeptTensor::KeptTensor(const at::Tensor& tensor, std::shared_ptr<PreservedStorage> preserved, bool is_copy)
     : tensor_(tensor.storage().getWeakStorageImpl(), TensorSnapshot(tensor)),
       empty_(tensor.numel() == 0 ? alias_of(tensor) : at::Tensor()),
-      writes_(tensor.unsafeGetTensorImpl()->version_counter()),
-      version_(writes_.enabled() ? writes_.current_version() : 0),
-      last_event_(last_event),
+      preserved_(std::move(preserved)),
+      is_inference_(tensor.is_inference()),
       requires_grad_(tensor.requires_grad()),
-      is_weight_(!is_copy && tensor.is_leaf() && requires_grad_) {}
+      is_copy_(is_copy) {}
 
 bool KeptTensor::is_possible(const at::Tensor& tensor) {
   const bool is_plain = !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python) &&
@@ -75,28 +75,37 @@ bool KeptTensor::is_possible(const at::Tensor& tensor) {
 // In inference mode, a tensor that is made has no gradient.
 at::Tensor KeptTensor::lock() const {
   if (empty_.defined()) return empty_;
-  const c10::InferenceMode as_then(!writes_.enabled());
-  at::Tensor alive = tensor_.lock();
-  if (alive.defined() && requires_grad_) alive.set_requires_grad(true);
-  return alive;
+  const c10::InferenceMode as_then(is_inference_);
+  at::Tensor values;
+  if (is_unchanged()) {
+    values = tensor_.lock();
+  } else if (preserved_->is_copied()) {
+    values = preserved_->copied(tensor_.place());
+  }
+  if (values.defined() && requires_grad_) values.set_requires_grad(true);
+  return values;
 }
 
-bool KeptTensor::is_unchanged() const {
-  const bool is_same_version = !writes_.enabled() || writes_.current_version() == version_;
-  const at::Tensor tensor = lock();
-  return is_same_version && Devices::Lock(devices()).journal().last_event(tensor) == last_event_;
-}
+bool KeptTensor::is_unchanged() const { return preserved_->is_unchanged(Devices::Lock(devices()).journal()); }
 
-void KeptInputs::keep(std::vector<py::object>& arguments, const std::vector<size_t>& copies, int64_t max_bytes) {
-  const std::vector<EventNumber> last_events = last_events_of(arguments);
+void KeptInputs::keep(std::vector<py::object>& arguments, const std::vector<size_t>& copies, const Options& options) {
+  std::vector<size_t> indices;
+  std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const at::Tensor* const tensor = tensor_in(arguments[i]);
     if (tensor == nullptr) continue;
+    indices.push_back(i);
+    tensors.push_back(*tensor);
+  }
+  auto preserved = devices().preserve(tensors, options.max_preserved_bytes);
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    const size_t i = indices[k];
     const bool is_copy = std::binary_search(copies.begin(), copies.end(), i);
-    KeptTensor& kept = arguments_.emplace_back(Argument{i, KeptTensor(*tensor, last_events[i], is_copy)}).tensor;
-    const int64_t bytes = bytes_of_arguments_ + bytes_of(*tensor);
-    if (!kept.is_weight() && bytes <= max_bytes) {
-      kept.hold_memory(tensor->storage());
+    KeptTensor& kept =
+        arguments_.emplace_back(Argument{i, KeptTensor(tensors[k], std::move(preserved[k]), is_copy)}).tensor;
+    const int64_t bytes = bytes_of_arguments_ + bytes_of(tensors[k]);
+    if (!kept.is_weight() && bytes <= options.max_copied_bytes) {
+      kept.hold_memory(tensors[k].storage());
       bytes_of_arguments_ = bytes;
     }
     arguments[i] = py::none();
@@ -141,11 +150,13 @@ void KeptInputs::forget_gradients() {
   bytes_of_gradients_ = 0;
 }
 
-std::string KeptInputs::obstacle(bool is_backward) const {
+std::string KeptInputs::obstacle(bool is_backward, int64_t max_preserved_bytes) const {
   if (is_backward && gradients_.empty()) return kGoneInputs;
-  for (const Argument& argument : arguments_) {
-    if (!argument.tensor.lock().defined()) return kGoneInputs;
-    if (!argument.tensor.is_unchanged()) return argument.tensor.is_weight() ? kUpdatedWeights : kOverwrittenInputs;
+  for (const auto& [index, tensor] : arguments_) {
+    if (tensor.lock().defined()) continue;
+    if (tensor.is_gone()) return kGoneInputs;
+    if (!tensor.is_weight()) return kOverwrittenInputs;
+    return updated_weights(tensor.exceeds_limit(), max_preserved_bytes);
   }
   return "";
 }

@@ -12,7 +12,10 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/ArrayRef.h>
 
+#include <torchnan/options.h>
+
 #include "device/journal.h"
+#include "device/preserved_storage.h"
 
 namespace torchnan {
 
@@ -20,8 +23,8 @@ namespace torchnan {
 // autograd graph, and torch.utils.swap_tensors() would fail.
 class KeptTensor {
  public:
-  // `last_event`: the one that last wrote the tensor on a device. `is_copy`: the program does not have the tensor.
-  KeptTensor(const at::Tensor& tensor, EventNumber last_event, bool is_copy);
+  // `is_copy`: the program does not have the tensor.
+  KeptTensor(const at::Tensor& tensor, std::shared_ptr<PreservedStorage> preserved, bool is_copy);
 
   // Whether a tensor can be kept: it consists of its memory, shape and dtype.
   static bool is_possible(const at::Tensor& tensor);
@@ -29,19 +32,21 @@ class KeptTensor {
   void hold_memory(c10::Storage memory) { held_ = std::move(memory); }
   void release_memory() { held_ = {}; }
 
-  bool is_weight() const { return is_weight_; }
-  at::Tensor lock() const;  // undefined if its memory is gone
-  bool is_unchanged() const;
+  bool is_weight() const { return !is_copy_ && preserved_->is_weight(); }
+  at::Tensor lock() const;  // undefined if its values are gone
+  bool is_gone() const { return !empty_.defined() && !tensor_.lock().defined(); }
+  bool exceeds_limit() const { return preserved_->exceeds_limit(); }
 
  private:
+  bool is_unchanged() const;
+
   WeakTensor tensor_;
   at::Tensor empty_;  // a tensor without elements has no memory
   c10::Storage held_;
-  c10::VariableVersion writes_;  // counts them, except in inference mode and through `data`
-  uint32_t version_ = 0;
-  EventNumber last_event_;
+  std::shared_ptr<PreservedStorage> preserved_;
+  bool is_inference_;
   bool requires_grad_;
-  bool is_weight_;
+  bool is_copy_;
 };
 
 // Records the gradients that a backward pass begins with. Its caller refers to them until it ends, so autograd adds to
@@ -52,9 +57,10 @@ void note_root_gradients(c10::ArrayRef<at::Tensor> gradients);
 class KeptInputs {
  public:
   // Keeps the arguments of a call that are tensors, and replaces them by None. Holds the memory of small ones, of at
-  // most `max_bytes` in all. That of others, and of weights, exists as long as the program keeps it; `copies`: the
-  // indices of those that the program does not have, ascending.
-  void keep(std::vector<pybind11::object>& arguments, const std::vector<size_t>& copies, int64_t max_bytes);
+  // most `max_copied_bytes` in all. That of others, and of weights, exists as long as the program keeps it. A device
+  // preserves their values, at most `max_preserved_bytes` in all. `copies`: the indices of those that the program does
+  // not have, ascending.
+  void keep(std::vector<pybind11::object>& arguments, const std::vector<size_t>& copies, const Options& options);
 
   // Keeps the gradients that a backward pass is given, `None` or a tensor each: all of them or, if they have more than
   // `max_bytes` or autograd may add to one in place, none. It does so if nobody else holds the memory.
@@ -69,8 +75,9 @@ class KeptInputs {
   // Returns how many bytes are held.
   int64_t bytes() const { return bytes_of_arguments_ + bytes_of_gradients_; }
 
-  // Returns why the call, or its backward pass, cannot be replayed; empty if it can.
-  std::string obstacle(bool is_backward) const;
+  // Returns why the call, or its backward pass, cannot be replayed; empty if it can. `max_preserved_bytes`: as in the
+  // options.
+  std::string obstacle(bool is_backward, int64_t max_preserved_bytes) const;
 
   // Puts the tensors in their places among the arguments.
   void restore(pybind11::list& arguments) const;
@@ -95,8 +102,5 @@ class KeptInputs {
 // Why the inputs of a call cannot be used any more.
 inline constexpr const char* kGoneInputs = "its inputs were gone when the device reported";
 inline constexpr const char* kOverwrittenInputs = "its inputs were overwritten before the device reported";
-inline constexpr const char* kUpdatedWeights =
-    "its weights were updated before the device reported (read the loss before the optimizer steps, or use "
-    "torchnan.StepGuard)";
 
 }  // namespace torchnan

@@ -24,6 +24,7 @@
 #include "python/kept_calls.h"
 #include "python/stack_table.h"
 #include "python/tensor_in.h"
+#include "check/scan/storage_of.h"
 #include "check/scan/tensor_scan.h"
 
 namespace py = pybind11;
@@ -225,7 +226,8 @@ BadValues RegionCall::check_results(const py::handle& results) {
       follow_into_backward(outputs);
       if (is_kept_) {
         ids_ = ids();
-        inputs_.keep(arguments_, copied_indices_, session->options().max_copied_bytes);
+        forget_calls_of_other_steps(*session);
+        inputs_.keep(arguments_, copied_indices_, session->options());
         step_ = session->step();
         keep(shared_from_this(), *session);
       }
@@ -378,6 +380,7 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
     if (!is_followed_ && !is_kept_) obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
   }
   keep_mutated();
+  if (device_) prepare_writes();
   if (device_ && !is_followed_ && !is_kept_) arguments_.clear();  // which the region may free
   if (!obstacle_.empty() || !border_->is_random.value_or(true)) return;
   random_state_ = random_state_of(at::kCPU);
@@ -412,7 +415,10 @@ void RegionCall::LateResults::record(const std::vector<RegionResult>& parts) {
   *this = {};
   Devices::Lock locked(devices());
   for (const RegionResult& part : parts) {
-    if (part.is_on_device) events.emplace_back(part.index, locked.journal().last_event(part.tensor));
+    if (!part.is_on_device) continue;
+    const EventNumber event = locked.journal().last_event(part.tensor);
+    locked.preserved().expect(event);
+    events.emplace_back(part.index, event);
   }
 }
 
@@ -422,10 +428,10 @@ bool RegionCall::LateResults::has(uint64_t event) const {
 
 bool RegionCall::has_result(uint64_t event) const { return forward_.has(event) || backward_.has(event); }
 
-LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
+LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of, const Options& options) {
   LateResults& results = forward_.has(event) ? forward_ : backward_;
   if (!results.is_replayed) {
-    std::string obstacle = inputs_.obstacle(&results == &backward_);
+    std::string obstacle = inputs_.obstacle(&results == &backward_, options.max_preserved_bytes);
     if (!obstacle.empty()) return {nullptr, std::move(obstacle)};
     if (!find_late(results, kinds_of)) return {nullptr, kDiscarded};
   }
@@ -539,6 +545,19 @@ void RegionCall::record_mutated(int64_t max_bytes) {
     obstacle_ = "it overwrites " + std::to_string(bytes_to_copy_) +
                 " bytes of arguments, and max_copied_bytes=" + std::to_string(max_bytes);
   }
+}
+
+// The region may overwrite what the replay of another call needs, such as weights.
+void RegionCall::prepare_writes() const {
+  if (written_.empty() || !devices().has_to_prepare_writes()) return;
+  std::vector<RegionResult> parts;
+  for (const py::object& value : written_) add_parts(0, value, parts);
+  std::vector<const c10::StorageImpl*> storages;
+  for (const RegionResult& part : parts) {
+    if (part.tensor.has_storage()) storages.push_back(storage_of(part.tensor));
+  }
+  const py::gil_scoped_release no_gil;
+  devices().prepare_writes(storages);
 }
 
 // A value that is not finite has an origin, which a replay looks up.

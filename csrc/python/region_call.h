@@ -143,7 +143,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   int64_t bytes_kept() const { return inputs_.bytes(); }
 
   // Finds the provenance of a result of a kept call.
-  LateReplay replay_late(uint64_t event, KindsOfEvent kinds_of);
+  LateReplay replay_late(uint64_t event, KindsOfEvent kinds_of, const Options& options);
 
   // Sets the node that made the call as the current node of this thread, for finding origins.
   void enter_node() const { set_replayed_node(inside_); }
@@ -195,6 +195,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record(const pybind11::tuple& args, const Options& options);
   void record_argument(size_t index);
   void record_mutated(int64_t max_bytes);
+  void prepare_writes() const;
   bool has_to_be_copied(size_t index, const at::Tensor& tensor) const;
   void keep_mutated();
   template <typename Values>

@@ -89,6 +89,10 @@ class Lagging:
     def scan_launches(self) -> int:
         return int(self._library.lagging_scan_launches())
 
+    def copy_launches(self) -> int:
+        """Returns how many launches of copies, which wait for the alarm, there were since the last count()."""
+        return int(self._library.lagging_copy_launches())
+
     def live_blocks(self, stream: torch.Stream) -> int:
         """Returns how many blocks of a stream's memory are given out."""
         return int(self._library.lagging_live_blocks(*_numbers(stream)))

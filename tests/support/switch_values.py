@@ -45,6 +45,7 @@ DETECTION: dict[str, tuple[list[Any], list[Any]]] = {
     "headroom": ([True, False], NO_BOOLS),
     "max_findings": ([1, 100, 2**63 - 1], [*NO_COUNTS, 0]),
     "max_copied_bytes": ([0, 1, 2**63 - 1], NO_COUNTS),
+    "max_preserved_bytes": ([0, 1, 2**63 - 1], NO_COUNTS),
     "max_explanation_seconds": ([0, 1, 2**63 - 1], NO_COUNTS),
     "log": ([None, "log", Path("log"), " log ", "caf\udce9", "größe"], [*NO_PATHS, "\ud800", 1, True, b"log", ["log"]]),
 }
@@ -69,6 +70,7 @@ DETECTION_AS_TEXT: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "rescan_every": ({"0": 0, "7": 7, "007": 7, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, str(2**63)]),
     "max_copied_bytes": ({"0": 0, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, str(2**63)]),
+    "max_preserved_bytes": ({"0": 0, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, str(2**63)]),
     "max_explanation_seconds": ({"0": 0, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, str(2**63)]),
     "max_findings": ({"1": 1, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, "0", str(2**63)]),
     "log": ({"x": "x", " x": " x", "caf\udce9": "caf\udce9"}, ["", " ", "\t\n"]),

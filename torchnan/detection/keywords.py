@@ -26,6 +26,7 @@ class DetectKeywords(TypedDict, total=False):
     headroom: bool
     max_findings: int
     max_copied_bytes: int
+    max_preserved_bytes: int
     max_explanation_seconds: int
     log: str | Path | None
     model: torch.nn.Module | None

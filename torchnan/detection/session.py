@@ -75,6 +75,9 @@ class detect(contextlib.ContextDecorator):
         max_copied_bytes: how many bytes of arguments that a compiled region overwrites are copied before a call, so
             that the call can be replayed; the same holds for values that its collectives bring. A call that needs more
             is reported at its border. On a GPU, also how many bytes of inputs are kept after the calls of regions.
+        max_preserved_bytes: on a GPU, how many bytes are reserved for copies of the inputs of compiled regions, weights
+            first. They are copied before the program overwrites them, and only if the device has found a value by then:
+            the call that made it can still be replayed. Until then the memory is not used.
         max_explanation_seconds: how long torchnan may look for the origin of a value that a call of a compiled region
             has made. After that the finding names the region and says so, and later calls of the region in this session
             are named by it, too. 0 never looks.
