@@ -172,7 +172,7 @@ TELLS = {
     "training/storage/jsonl.py to_json_line": "monitor log",  # and the recovery log
 }
 NO_MESSAGES = {
-    "config/deprecation.py warn_deprecated",  # names of options only
+    "config/options.py warn_deprecated",  # names of options only
     "config/text.py to_valid_utf8",
     "training/diagnosis/series.py Series.to_rows",
     "training/guard/step/forward_backward.py ForwardBackward._warn_if_backward_did_not_run",  # a fixed text

@@ -10,8 +10,15 @@ from types import MappingProxyType
 from typing import Any
 
 from torchnan import _load  # not its _C: `import torch` may call startup before the core is loaded
-from torchnan.config.deprecation import warn_deprecated
-from torchnan.config.options import Option, OptionError, integer_from, parse_bool, parse_int, unknown_option
+from torchnan.config.options import (
+    Option,
+    OptionError,
+    integer_from,
+    parse_bool,
+    parse_int,
+    unknown_option,
+    warn_deprecated,
+)
 
 # Removed in the release after 0.1: both set rescan_every.
 OLD_NAMES = {

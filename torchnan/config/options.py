@@ -7,11 +7,12 @@ import functools
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, TypeVar
 
-from torchnan.config.deprecation import warn_deprecated
 from torchnan.config.text import MAX_MESSAGE_BYTES, brief, printable
 
 _Table = TypeVar("_Table", bound="Settings")
@@ -22,6 +23,18 @@ class OptionError(ValueError):
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text, MAX_MESSAGE_BYTES))
+
+
+def warn_deprecated(text: str) -> None:
+    """Warns at the line of the program that uses a deprecated name, however deep in torchnan this is found.
+
+    Such names work until the release after the one that deprecates them.
+    """
+    level = 1
+    frame: FrameType | None = sys._getframe(0)
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "torchnan":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"torchnan: {text}", DeprecationWarning, stacklevel=level)
 
 
 @dataclasses.dataclass(frozen=True)

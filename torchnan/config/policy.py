@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from torchnan.config.environment import POLICY
-from torchnan.config.instability import INSTABILITIES
 from torchnan.config.options import (
     Option,
     OptionError,
@@ -25,6 +24,18 @@ from torchnan.config.options import (
     takes_old_names,
 )
 from torchnan.config.text import printable
+
+Instability = Literal[  # the worst first
+    "nonfinite",
+    "fp16_overflow",
+    "loss_scale_collapse",
+    "loss_scale_constant",
+    "silent_divergence",
+    "persistent_elevation",
+    "spike",
+    "plateau",
+]
+INSTABILITIES: tuple[Instability, ...] = get_args(Instability)
 
 Action = Literal["skip", "retry", "split", "rollback", "raise", "cut_lr", "lower_clip"]
 Cause = Literal[

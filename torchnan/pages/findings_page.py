@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 
@@ -10,13 +11,14 @@ from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
 from torchnan.distributed.incidents import Incident, Story, name_ranks
 from torchnan.pages.lineage_graph import fit, graph
-from torchnan.pages.module_tree import module_tree
 from torchnan.pages.template import render_page
 from torchnan.pages.timeline import timelines
 
 MAX_LOGS = 4
 MAX_IN_FULL = 20
 MAX_IN_A_LINE = 500
+MAX_DEPTH = 12  # of the tree of modules
+MAX_MODULES = 200
 
 
 def html(findings: Iterable[Finding], sources: Sequence[str], notes: Iterable[str] = ()) -> str:
@@ -75,3 +77,40 @@ def _about(told: Story, causes: int, sources: Sequence[str]) -> str:
     named = [printable(os.path.basename(source)) for source in sources[:shown]]
     parts += [", ".join(named) + (f" and {counted(len(sources) - shown, 'more log')}" if len(sources) > shown else "")]
     return " · ".join(parts)
+
+
+@dataclasses.dataclass
+class Place:
+    """A module, parameter or buffer: its depth (0 is the model), its name in its parent, the incidents made in it."""
+
+    depth: int
+    name: str
+    incidents: list[int]
+
+
+def module_tree(story: Sequence[Incident]) -> list[Place]:
+    """Returns the modules that lead to each incident, parents before children; empty if no module is known."""
+    numbers: dict[tuple[str, ...], list[int]] = {}
+    for number, incident in enumerate(story, 1):
+        path = _path(incident)
+        if path is None:
+            continue
+        for depth in range(len(path) + 1):
+            numbers.setdefault(path[:depth], [])
+        numbers[path].append(number)
+    ordered = sorted(numbers.items(), key=_by)[:MAX_MODULES]
+    return [Place(len(path), path[-1] if path else "model", found) for path, found in ordered]
+
+
+def _path(incident: Incident) -> tuple[str, ...] | None:
+    finding = incident.first
+    name = finding.name if finding.origin in ("parameter", "buffer") else finding.module
+    if name is None:
+        return None
+    parts = name.split(".") if name else []
+    return (*parts[: MAX_DEPTH - 1], ".".join(parts[MAX_DEPTH - 1 :])) if len(parts) > MAX_DEPTH else tuple(parts)
+
+
+def _by(item: tuple[tuple[str, ...], list[int]]) -> list[tuple[int, str]]:
+    """Sorts numbers as numbers: layer 9 before layer 10."""
+    return [(int(part) if part.isascii() and part.isdigit() and len(part) < 10 else -1, part) for part in item[0]]

@@ -17,7 +17,7 @@ from tests.training.runs.score_runs import FAILING as FAILING_SEEDS
 from tests.training.runs.score_runs import HEALTHY as HEALTHY_SEEDS
 from tests.training.runs.score_runs import LEAST_RIGHT, Scored, confusion, kinds, score
 from tests.training.runs.small_training import Training
-from torchnan.config.instability import INSTABILITIES
+from torchnan.config.policy import INSTABILITIES
 from torchnan.diagnosis import diagnose, read
 
 pytest.importorskip("transformers")

@@ -11,11 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 from torchnan.training.diagnosis.arrays import BoolArray, FloatArray, IntArray
 
 COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped")  # the columns that a Monitor measures
 READ_COLUMNS = (*COLUMNS, "eval_loss")
 GROUPED = ("lr", "weight_norm", "update_ratio")
+
+
+class RunError(ValueError):
+    """The file cannot be read as a run. The message says what it is, and which formats can be read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text, MAX_MESSAGE_BYTES))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from torchnan.config.instability import Instability
+from torchnan.config.policy import Instability
 from torchnan.config.text import printable
 
 Kind = Literal[Instability, "dead_gradients", "not_learning", "overfitting", "undetermined", "healthy"]

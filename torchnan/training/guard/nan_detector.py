@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torchnan._load import _C
-from torchnan.config.deprecation import warn_deprecated
-from torchnan.config.options import OptionError, integer_from, one_of
+from torchnan.config.options import OptionError, integer_from, one_of, warn_deprecated
 from torchnan.config.policy import POSITIVE, is_positive
 from torchnan.config.text import brief, printable
 from torchnan.detection import shards

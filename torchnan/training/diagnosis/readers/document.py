@@ -9,9 +9,8 @@ from typing import Any
 
 from torchnan.training.diagnosis.readers.column_names import match_columns
 from torchnan.training.diagnosis.readers.encoded import open_log
-from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
-from torchnan.training.diagnosis.run import Run
+from torchnan.training.diagnosis.run import Run, RunError
 
 MAX_BYTES = 2**29
 _NESTED = ("log_history", "history", "log", "logs", "metrics", "data")

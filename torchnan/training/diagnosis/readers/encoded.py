@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from torchnan.training.diagnosis.readers.errors import RunError
+from torchnan.training.diagnosis.run import RunError
 
 MAX_RECODED = 2**29  # bytes of a file that is not UTF-8
 SAMPLE = 4096  # bytes that tell the encoding

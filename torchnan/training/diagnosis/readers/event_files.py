@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchnan.training.diagnosis.readers.column_names import match_columns
-from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
-from torchnan.training.diagnosis.run import Run
+from torchnan.training.diagnosis.run import Run, RunError
 
 _SPLITS = {"train": "train", "validation": "val", "val": "val", "eval": "val", "test": "val"}
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from torchnan.training.diagnosis.readers.column_names import match_columns
 from torchnan.training.diagnosis.readers.encoded import to_float
-from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
-from torchnan.training.diagnosis.run import Run
+from torchnan.training.diagnosis.run import Run, RunError
 
 
 def run_in(folder: Path) -> Path | None:

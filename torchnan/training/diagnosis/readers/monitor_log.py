@@ -14,9 +14,8 @@ import numpy as np
 from torchnan.config.text import printable
 from torchnan.training.diagnosis.readers.column_names import is_loss, match_columns, normal
 from torchnan.training.diagnosis.readers.encoded import open_log
-from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder, Values
-from torchnan.training.diagnosis.run import GROUPED, Run
+from torchnan.training.diagnosis.run import GROUPED, Run, RunError
 
 BLOCK = 2**20  # bytes read at a time
 MAX_LINE_BYTES = 2**20  # bytes: the longest row

@@ -20,8 +20,7 @@ from torchnan.config.text import command_line
 from torchnan.training.diagnosis.readers import document, event_files, mlflow, monitor_log, table, text
 from torchnan.training.diagnosis.readers.column_names import AskedColumns
 from torchnan.training.diagnosis.readers.encoded import open_log
-from torchnan.training.diagnosis.readers.errors import RunError
-from torchnan.training.diagnosis.run import Run
+from torchnan.training.diagnosis.run import Run, RunError
 
 START = 65536  # bytes that are read to detect a format
 

@@ -19,9 +19,8 @@ from torchnan.config.text import brief
 from torchnan.training.diagnosis.arrays import FloatArray
 from torchnan.training.diagnosis.readers.column_names import COLUMN_ALIASES, is_known, is_loss, match_columns, normal
 from torchnan.training.diagnosis.readers.encoded import open_log, to_float
-from torchnan.training.diagnosis.readers.errors import RunError
 from torchnan.training.diagnosis.readers.run_builder import RunBuilder
-from torchnan.training.diagnosis.run import Column, Run
+from torchnan.training.diagnosis.run import Column, Run, RunError
 
 MAX_LINE = 2**16  # letters of a line that are read
 MAX_WORD = 128  # letters of a word in a name
