@@ -16,8 +16,8 @@ from torchnan.config.options import OptionError
 from torchnan.diagnosis import diagnose
 from torchnan.recovery import TrainingStopped
 from torchnan.training.monitor import online
+from torchnan.training.monitor.recent_rows import RecentRows
 from torchnan.training.monitor.row import Row
-from torchnan.training.monitor.window import Window
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_the_window_is_bounded(path):
 
 
 def test_a_window_is_what_was_added_however_many_rows_wait():
-    window, kept = Window(50, None, ["a", "b"]), []
+    window, kept = RecentRows(50, None, ["a", "b"]), []
     for i in range(1, 400):
         step = i if i % 90 else i - 30  # the run goes back
         kept = [row for row in kept if row.step < step][-49:]

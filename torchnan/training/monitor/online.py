@@ -9,8 +9,8 @@ import sys
 
 from torchnan.training.diagnosis import Diagnosis, Forecast, Thresholds, Verdict
 from torchnan.training.diagnosis.decision_tree import problems
+from torchnan.training.monitor.recent_rows import RecentRows
 from torchnan.training.monitor.row import Row
-from torchnan.training.monitor.window import Window
 
 MAX_REPORTED = 200
 MIN_VALUES = 10  # fewer have no mean
@@ -75,7 +75,7 @@ class OnlineDiagnosis:
         every: maximum number of rows between two walks.
     """
 
-    def __init__(self, window: Window, thresholds: Thresholds, every: int) -> None:
+    def __init__(self, window: RecentRows, thresholds: Thresholds, every: int) -> None:
         self.window = window
         self._thresholds = thresholds
         self._every = every

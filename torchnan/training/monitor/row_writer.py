@@ -86,9 +86,9 @@ class RowWriter:
                 self._log.start({"dtype": self.dtype, "groups": self.groups, **self._first_line})
         if self._thresholds is not None:
             from torchnan.training.monitor.online import OnlineDiagnosis
-            from torchnan.training.monitor.window import Window
+            from torchnan.training.monitor.recent_rows import RecentRows
 
-            window = Window(self._options.window, self.dtype, self.groups or [])
+            window = RecentRows(self._options.window, self.dtype, self.groups or [])
             self._online = OnlineDiagnosis(window, self._thresholds, self._options.judge_every)
 
     def diagnose(self, row: Row) -> NewVerdicts | None:

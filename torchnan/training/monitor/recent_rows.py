@@ -14,7 +14,7 @@ from torchnan.training.monitor.row import Row
 MAX_WAITING = 50  # rows that are not in the arrays yet; no more than the smallest window has
 
 
-class Window:
+class RecentRows:
     """A bounded number of rows, in arrays twice as long: rows are moved to the front only once per window. New rows
     wait, and enter the arrays many at once.
 
