@@ -90,7 +90,7 @@ class _Masks:
 
     Attributes:
         provenances: of the results that they reached, by index.
-        sources: what the evidence of these calls says of the node, such as the kinds that it has made.
+        sources: what the signatures of these calls say of the node, such as the kinds that it has made.
         replays: how many calls were replayed in which they reached a result, and all results were masks.
     """
 
@@ -113,7 +113,7 @@ class Explanations:
     def __init__(self) -> None:
         self._replays: collections.Counter[Hashable] = collections.Counter()  # by the modules
         self._found: dict[Hashable, Explanation] = {}
-        self._keys: set[Hashable] = set()  # of all evidence that was replayed
+        self._keys: set[Hashable] = set()  # of all signatures that were replayed
         self._masks: collections.defaultdict[str, _Masks] = collections.defaultdict(_Masks)  # by the node's name
         self._streaks: dict[Hashable, _Streak] = {}
         self.obstacle = ""  # why no further call is explained
@@ -132,14 +132,14 @@ class Explanations:
         """How many calls of the region were replayed."""
         return self._replays.total()
 
-    def is_exhausted(self, modules: Hashable, evidence: replay.Evidence | None = None) -> bool:
-        """Whether calls with these modules were replayed as often as may be. New evidence is replayed nevertheless.
+    def is_exhausted(self, modules: Hashable, signature: replay.Signature | None = None) -> bool:
+        """Whether calls with these modules were replayed as often as may be. A new signature is replayed nevertheless.
 
         Args:
             modules: of the call.
-            evidence: about its causes, if it is known.
+            signature: of the call, if it is known.
         """
-        is_new = evidence is not None and bool(evidence.sources) and evidence.key not in self._keys
+        is_new = signature is not None and bool(signature.sources) and signature.key not in self._keys
         return self.replays >= REPLAYS_IN_ALL or (self._replays[modules] >= REPLAYS_OF_MODULES and not is_new)
 
     def count_replay(self, modules: Hashable) -> None:
@@ -167,7 +167,7 @@ class Explanations:
         streak.unchecked += 1
         return explanation
 
-    def known(self, border: Border, evidence: replay.Evidence, bad: Sequence[int]) -> Explanation | None:
+    def known(self, border: Border, signature: replay.Signature, bad: Sequence[int]) -> Explanation | None:
         """Returns the explanation of a call; ``None`` if it has to be looked for, by one more replay.
 
         A cause that has not been reported is looked for as often as may be: its first report has to have the numbers
@@ -175,42 +175,42 @@ class Explanations:
 
         Args:
             border: of the call.
-            evidence: about its causes.
+            signature: of the call.
             bad: indices of its non-finite results.
         """
-        found = self._found.get((border.key, evidence.key))
+        found = self._found.get((border.key, signature.key))
         if found is None:
-            return self._combined(border, evidence, bad)
+            return self._combined(border, signature, bad)
         is_known = found.is_mask() and found.replays >= REPLAYS_OF_ONE_CAUSE
-        return found if is_known or self.is_exhausted(border.modules, evidence) else None
+        return found if is_known or self.is_exhausted(border.modules, signature) else None
 
-    def _combined(self, border: Border, evidence: replay.Evidence, bad: Sequence[int]) -> Explanation | None:
+    def _combined(self, border: Border, signature: replay.Signature, bad: Sequence[int]) -> Explanation | None:
         """Returns the explanation of a call whose values are masks that other calls have made in other combinations."""
-        reaching = evidence.reaching(bad)
+        reaching = signature.reaching(bad)
         if reaching is None or any(self._masks[name].replays < REPLAYS_OF_ONE_CAUSE for name in reaching):
             return None
-        if any(not self._masks[name].sources >= evidence.sources_at(name) for name in reaching):
+        if any(not self._masks[name].sources >= signature.sources_at(name) for name in reaching):
             return None
         made = {i: provenance for name in reaching for i, provenance in self._masks[name].provenances.items()}
         if not made.keys() >= set(bad):
             return None
         explanation = Explanation({i: made[i] for i in bad}, [], REPLAYS_OF_ONE_CAUSE)
-        self._found[border.key, evidence.key] = explanation
+        self._found[border.key, signature.key] = explanation
         return explanation
 
-    def add(self, border: Border, evidence: replay.Evidence, found: dict[int, Any], given: list[Any]) -> Explanation:
+    def add(self, border: Border, signature: replay.Signature, found: dict[int, Any], given: list[Any]) -> Explanation:
         """Keeps what a replay has found. No other call takes it over if it is not known where its values begin."""
-        key = border.key, evidence.key
+        key = border.key, signature.key
         before = self._found.get(key)
         explanation = Explanation(found, given, 1 if before is None else before.replays + 1)
-        if evidence.sources:
+        if signature.sources:
             self._found[key] = explanation
-            self._keys.add(evidence.key)
+            self._keys.add(signature.key)
         if not given and all(provenance.is_intentional for provenance in found.values()):
-            for name in evidence.reaching(found) or ():
+            for name in signature.reaching(found) or ():
                 masks = self._masks[name]
-                masks.provenances.update({i: one for i, one in found.items() if name in evidence.reached[i]})
-                masks.sources |= evidence.sources_at(name)
+                masks.provenances.update({i: one for i, one in found.items() if name in signature.reached[i]})
+                masks.sources |= signature.sources_at(name)
                 masks.replays += 1
         return explanation
 

@@ -12,7 +12,7 @@ from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchnan._load import _C
-from torchnan.detection.compiled import functions, nested_regions, random_numbers
+from torchnan.detection.compiled import higher_order, random_numbers
 from torchnan.detection.compiled.stack import (
     Engine,
     Entry,
@@ -247,18 +247,18 @@ class Framing:
             if node.op != "call_function":
                 continue
             bodies = _bodies(module, node)
-            if functions.is_function(node) or functions.is_hook(node):
+            if higher_order.is_function(node) or higher_order.is_hook(node):
                 inside.update(bodies)
                 for body in bodies:
                     self.frame(body, [], {}, traced_lines(node))
-            if functions.is_function(node):
-                node.target = functions.applied(node, bodies, run)
-            elif nested_regions.is_nested_region(node) and bodies:
+            if higher_order.is_function(node):
+                node.target = higher_order.applied(node, bodies, run)
+            elif higher_order.is_nested_region(node) and bodies:
                 (body,) = bodies
                 inside.add(body)
-                parts = nested_regions.modules_in_call(node, body, modules)
-                lines = nested_regions.lines_of_call(node, body)
-                node.target = nested_regions.inlined(self.frame(self.copy(body), [], parts, lines))
+                parts = higher_order.modules_in_call(node, body, modules)
+                lines = higher_order.lines_of_call(node, body)
+                node.target = higher_order.inlined(self.frame(self.copy(body), [], parts, lines))
             elif bodies and not _computes_itself(node):
                 continue
             if node.target in random_numbers.REPLACED:

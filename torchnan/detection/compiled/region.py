@@ -16,7 +16,6 @@ from torchnan._load import _C
 from torchnan.detection import introspection, shards, signal_handlers
 from torchnan.detection.compiled import compiled_autograd, compiled_step, replay, torch_internals
 from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
-from torchnan.detection.compiled.evidence import NEGINF, Probe
 from torchnan.detection.compiled.explanations import Border, Explanation, Explanations, pattern_of
 from torchnan.detection.compiled.graph import (
     allocator_of,
@@ -28,6 +27,7 @@ from torchnan.detection.compiled.graph import (
     unread_inputs,
     unwritten_outputs,
 )
+from torchnan.detection.compiled.probe import NEGINF, Probe
 from torchnan.detection.compiled.stack import Line, call_under, calling_stack
 from torchnan.detection.containment import contained
 from torchnan.detection.errors import may_be_of_nonfinite
@@ -185,7 +185,10 @@ class Region:
                 explanation, found = self._find(call, bad, values, tangents, explanations)
             obstacle = explanations.obstacle
         if obstacle:
-            explanation, found = None, self._at_border(call, bad, values, tangents, replay.Outcome({}, [], obstacle))
+            explanation, found = (
+                None,
+                self._at_border(call, bad, values, tangents, replay.ReplayResult({}, [], obstacle)),
+            )
         if tangents is not None:  # the forward pass was run again, and found the same
             found = {i: provenance.with_origins_of_forward_pass(call.provenances) for i, provenance in found.items()}
         if explanation is not None:
@@ -205,23 +208,23 @@ class Region:
         assumed = explanations.assumed(border, pattern)
         if assumed is not None:
             return assumed, _repeated(assumed, _given(call, tangents), is_checked=False)
-        evidence = replay.evidence(recorded, tangents)
-        known = explanations.known(border, evidence, [i for i, _ in bad])
+        signature = replay.signature(recorded, tangents)
+        known = explanations.known(border, signature, [i for i, _ in bad])
         if known is not None:
             explanations.confirm(border, known, pattern)
             return known, _repeated(known, _given(call, tangents), is_checked=True)
-        if explanations.is_exhausted(border.modules, evidence):
+        if explanations.is_exhausted(border.modules, signature):
             obstacle = f"{explanations.replays} of its calls were replayed in this detection, as many as may be"
-            kernels = evidence.kernels or replay.observed_kernels(recorded, tangents)
-            outcome = replay.Outcome({}, kernels, obstacle)
-            return None, self._at_border(call, bad, values, tangents, outcome, evidence)
+            kernels = signature.kernels or replay.observed_kernels(recorded, tangents)
+            outcome = replay.ReplayResult({}, kernels, obstacle)
+            return None, self._at_border(call, bad, values, tangents, outcome, signature)
         if call.boxed:
             _follow_saved_values(call)
-        outcome = replay.find(recorded, dict(bad), values if tangents is None else (), tangents, evidence)
-        found = self._at_border(call, bad, values, tangents, outcome, evidence)
+        outcome = replay.find(recorded, dict(bad), values if tangents is None else (), tangents, signature)
+        found = self._at_border(call, bad, values, tangents, outcome, signature)
         given = [_C.provenance_of(part) for part in _given(call, tangents)]
         explanations.count_replay(border.modules)
-        return explanations.add(border, evidence, found, given), found
+        return explanations.add(border, signature, found, given), found
 
     def _seen(self, call: replay.RecordedCall, bad: Bad, tangents: replay.Tangents | None) -> Border:
         session = _C.current_session()
@@ -235,8 +238,8 @@ class Region:
         bad: Bad,
         values: Sequence[Any],
         tangents: replay.Tangents | None,
-        outcome: replay.Outcome,
-        evidence: replay.Evidence | None = None,
+        outcome: replay.ReplayResult,
+        signature: replay.Signature | None = None,
     ) -> dict[int, Any]:
         """Completes the provenances: other values came from non-finite arguments, or have the region as their
         origin. The gradients of a pass have one."""
@@ -245,7 +248,7 @@ class Region:
         accident, mask = self._given_causes(call, tangents) if missing else (None, None)
         made = None  # the region's own origin, of gradients
         for i, kinds in missing:
-            is_own = evidence is not None and evidence.is_finite(i)
+            is_own = signature is not None and signature.is_finite(i)
             given = None if is_own else accident or (mask if kinds == NEGINF else None) or made
             if given is not None:
                 found[i] = given

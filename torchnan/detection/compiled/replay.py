@@ -17,7 +17,6 @@ from torchnan.config.text import printable
 from torchnan.detection.apart import in_modes, without_warnings
 from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, time_limit, torch_internals
 from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
-from torchnan.detection.compiled.evidence import NEGINF, Probe, Reached, Sources, kinds_in, sources_of_gradients
 from torchnan.detection.compiled.graph import (
     Framing,
     allocates,
@@ -28,6 +27,7 @@ from torchnan.detection.compiled.graph import (
     values_before_error,
 )
 from torchnan.detection.compiled.graph import run as interpret
+from torchnan.detection.compiled.probe import NEGINF, Probe, Reached, Sources, kinds_in, sources_of_gradients
 from torchnan.detection.compiled.received import AsReceived, Received, as_received, is_functional_collective
 from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, calling_stack
 from torchnan.detection.containment import describe
@@ -91,8 +91,8 @@ class RecordedCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evidence:
-    """The facts about the causes in a call that are found without detection.
+class Signature:
+    """What tells the causes in a call from those in another, found without detection.
 
     Attributes:
         sources: the nodes or kernels where non-finite values begin; empty if nothing was found. Calls that look alike
@@ -127,7 +127,7 @@ class Evidence:
 
 
 @dataclasses.dataclass
-class Outcome:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -142,8 +142,8 @@ class Outcome:
 
 
 def find(
-    call: RecordedCall, bad: dict[int, int], values: Sequence[Any], tangents: Tangents | None, evidence: Evidence
-) -> Outcome:
+    call: RecordedCall, bad: dict[int, int], values: Sequence[Any], tangents: Tangents | None, signature: Signature
+) -> ReplayResult:
     """Finds the provenance of non-finite results of a call.
 
     The replay runs apart from the program, see :func:`apart`: the stack of this thread (a backward pass, the compiled
@@ -155,7 +155,7 @@ def find(
         values: the graph's outputs followed by the arguments it wrote, ``None`` for one that does not exist any more;
             empty if the results are gradients.
         tangents: gradients of the outputs, if the results are gradients.
-        evidence: about the causes.
+        signature: of the call.
     """
     session = _C.current_session()
     passing = calling_stack(_C.stack_frames(call.stack_of_pass or _C.capture_stack()))
@@ -167,7 +167,7 @@ def find(
         sys._getframe() if tangents is None else None,  # no variable: a frame that refers to itself is garbage
     )
     one = _Replay(call, bad, tangents, session, passing, modules, values)
-    return apart(functools.partial(one.run, evidence))
+    return apart(functools.partial(one.run, signature))
 
 
 def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
@@ -210,14 +210,14 @@ def border(call: RecordedCall, tangents: Tangents | None) -> tuple[Hashable, Has
     return tuple(ids), (tangents is None, call.stack, given)
 
 
-def evidence(call: RecordedCall, tangents: Tangents | None) -> Evidence:
-    """Finds what tells the causes of a call from those of another, for little more than an eager run.
+def signature(call: RecordedCall, tangents: Tangents | None) -> Signature:
+    """Finds the signature of a call, for little more than an eager run.
 
     Args:
         call: the call.
         tangents: as for :func:`find`.
     """
-    return apart(_Replay(call, {}, tangents, None, [], {}).evidence)
+    return apart(_Replay(call, {}, tangents, None, [], {}).signature)
 
 
 def observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.Kernels:
@@ -282,7 +282,7 @@ class _Replay:
         self._way, self._bad_kernels = "traced", kernels.Kernels()
         self._lowered_once: _Lowered | None = None
 
-    def evidence(self) -> Evidence:
+    def signature(self) -> Signature:
         """Returns where non-finite values begin when the graph runs as traced; otherwise in which kernels."""
         sources: Sources = []
         reached: Reached = ()
@@ -300,9 +300,9 @@ class _Replay:
                     run = functools.partial(_gradients, outputs, made, self.tangents)
                     sources += sources_of_gradients(run, outputs)
             if sources:
-                return Evidence(tuple(sources), reached, [])
+                return Signature(tuple(sources), reached, [])
         found = self.observed_kernels()
-        return Evidence(tuple(found), (), found)
+        return Signature(tuple(found), (), found)
 
     def observed_kernels(self) -> kernels.Kernels:
         """Returns the kernels where non-finite values began; none if they cannot be observed."""
@@ -310,11 +310,11 @@ class _Replay:
             return self._kernels()
         return []
 
-    def run(self, evidence: Evidence) -> Outcome:
+    def run(self, signature: Signature) -> ReplayResult:
         """Finds the provenance of the bad results."""
         self.callers = _callers(self.call)
         self._bad_kernels = self.observed_kernels()
-        outcome = Outcome({}, self._bad_kernels, "")
+        outcome = ReplayResult({}, self._bad_kernels, "")
         ways: list[tuple[str, Callable[[], dict[int, Any]]]] = [
             ("traced", self._as_traced),
             ("traced", self._with_nan_in_unwritten_memory),
@@ -335,7 +335,7 @@ class _Replay:
                 errors.append(printable(describe(error), 200))
             has_accident = any(not provenance.is_intentional for provenance in outcome.found.values())
             missing = [i for i in bad if i not in outcome.found]
-            if not missing or (has_accident and not any(evidence.is_finite(i) for i in missing)):
+            if not missing or (has_accident and not any(signature.is_finite(i) for i in missing)):
                 break
         if len(outcome.found) == len(bad):
             return outcome
