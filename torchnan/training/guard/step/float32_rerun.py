@@ -46,7 +46,8 @@ def is_finite_in_float32(rerun: Callable[[], StepRun], forward_backward: Forward
 
 
 def _run_in_float32(rerun: Callable[[], StepRun]) -> StepRun:
-    with _quiet_detection(), _Float32Mode():  # type: ignore[no-untyped-call]
+    quiet = detect(action="log")  # shadows the user's session, and reports nothing
+    with entered_with_new_threads(quiet), _Float32Mode():  # type: ignore[no-untyped-call]
         return rerun()
 
 
@@ -85,14 +86,6 @@ def _float32_weights(forward_backward: ForwardBackward) -> Iterator[None]:
             tensor.grad = None
             tensor.data = data
         torch.clear_autocast_cache()
-
-
-@contextlib.contextmanager
-def _quiet_detection() -> Iterator[None]:
-    """Shadows the user's detection session with one that reports nothing."""
-    session = detect(action="log")
-    with entered_with_new_threads(session):
-        yield
 
 
 def _unsupported_reason(model: torch.nn.Module) -> str:
