@@ -105,22 +105,25 @@ class WindowAttribution {
     return bad_event(number, input.is_alone && number == input.event);
   }
 
-  BadInputs bad_inputs_of(const Event& event) {
-    BadInputs bad_inputs;
-    const auto add = [&](const Event& one) {
-      for (size_t i = 0; i < one.inputs; ++i) {
-        auto bad = bad_input(event, one.input[i]);
-        if (bad && one.input[i].is_parameter) bad = attribute_to_parameter(event, one.input[i], *bad);
-        if (bad) bad_inputs.push_back({one.input[i], *bad});
-      }
-    };
-    add(event);
+  // Visits the inputs of an event, and of those that have more.
+  template <typename Visit>
+  static void for_each_input(const Event& event, Visit&& visit) {
+    for (size_t i = 0; i < event.inputs; ++i) visit(event.input[i]);
     for (EventNumber number = event.more; number != 0;) {
       const auto more = Devices::Lock(devices()).copy_of(number);
       if (!more) break;
-      add(*more);
+      for (size_t i = 0; i < more->inputs; ++i) visit(more->input[i]);
       number = more->more;
     }
+  }
+
+  BadInputs bad_inputs_of(const Event& event) {
+    BadInputs bad_inputs;
+    for_each_input(event, [&](const EventInput& input) {
+      auto bad = bad_input(event, input);
+      if (bad && input.is_parameter) bad = attribute_to_parameter(event, input, *bad);
+      if (bad) bad_inputs.push_back({input, *bad});
+    });
     return bad_inputs;
   }
 
@@ -155,7 +158,7 @@ class WindowAttribution {
     if (!found) {
       for (const BadInput& input : bad_inputs) kinds |= input.bad.kinds;
     }
-    const auto before = event.type == EventType::kArgument ? provenance_before(event, kinds) : nullptr;
+    const auto before = event.type == EventType::kArgument ? provenance_before(event, kinds, *session) : nullptr;
     const bool is_presumed = !found && event.type == EventType::kResult;
     remember(event, before != nullptr ? before : provenance_of(event, bad_inputs, kinds, *session), kinds, is_presumed,
              *session);
@@ -167,9 +170,38 @@ class WindowAttribution {
 
   // Returns the provenance of the values that were last seen in memory where others may have written since; null if
   // they were finite. Infinities that were written there on purpose raise no alarm.
-  std::shared_ptr<const Provenance> provenance_before(const Event& event, NonfiniteKinds kinds) {
+  std::shared_ptr<const Provenance> provenance_before(const Event& event, NonfiniteKinds kinds,
+                                                      DetectionSession& session) {
     if (const auto bad = bad_event(event.previous)) return bad->provenance;
-    return intended_provenance(event.previous, kinds);
+    if (auto intended = intended_provenance(event.previous, kinds)) return intended;
+    const bool is_lost = event.scanner != nullptr && event.scanner->is_lost();
+    return is_lost ? nullptr : provenance_in_region(event, session);
+  }
+
+  // Returns the provenance of an argument that a compiled region reads first; null if it does not, or if no replay
+  // shows which of its operations and modules does.
+  std::shared_ptr<const Provenance> provenance_in_region(const Event& argument, DetectionSession& session) {
+    if (!argument.tensor.is_parameter) return nullptr;
+    const auto reads_it = [&](const Event& event) {
+      bool is_read = false;
+      if (is_border(event))
+        for_each_input(event, [&](const EventInput& input) { is_read |= input.event == argument.number; });
+      return is_read;
+    };
+    const auto result = std::find_if(window_.events.begin(), window_.events.end(), reads_it);
+    if (result == window_.events.end()) return nullptr;
+    Devices::Lock(devices()).journal().mark_stale(*argument.tensor.storage);  // the replay looks at it anew
+    resolving_.end();
+    const LateReplay replay =
+        replay_late(session, result->number, [this](EventNumber number) { return kinds_at(number); });
+    if (replay.provenance == nullptr) return nullptr;
+    const bool is_given = replay.provenance->first().origin->source == OriginRecord::Source::kExternal;
+    return is_given ? replay.provenance : nullptr;
+  }
+
+  // Whether a compiled region has made the event's values.
+  static bool is_border(const Event& event) {
+    return event.type == EventType::kResult && event.region != nullptr && event.region->is_border();
   }
 
   // Whether the event has a bad input but was not scanned: its result did not exist yet, or was proved finite before
@@ -215,8 +247,7 @@ class WindowAttribution {
 
   // Whether a compiled region was given nothing that explains its result. A mask explains infinities.
   static bool is_made_by_region(const Event& event, c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
-    const bool is_result = event.type == EventType::kResult && event.region != nullptr && event.region->is_border();
-    if (!is_result || event.given != nullptr || (!bad_inputs.empty() && !kinds.nan())) return false;
+    if (!is_border(event) || event.given != nullptr || (!bad_inputs.empty() && !kinds.nan())) return false;
     return std::all_of(bad_inputs.begin(), bad_inputs.end(),
                        [](const BadInput& input) { return input.bad.provenance->is_intentional(); });
   }

@@ -370,9 +370,12 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
   obstacle_ = border_->facts.obstacle;
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
-  if (device_) record_on_devices(arguments_, on_devices_);
-  if (device_ && !border_->compared.empty() && boxed_ == 0) record_compared();
   if (!device_) device_ = border_->device;
+  if (device_) {
+    resolve_earlier_alarm();
+    record_on_devices(arguments_, on_devices_);
+  }
+  if (device_ && !border_->compared.empty() && boxed_ == 0) record_compared();
   record_mutated(options.max_copied_bytes);
   if (device_ && obstacle_.empty()) {
     is_followed_ = !has_collectives_ && has_to_be_followed();
@@ -387,13 +390,17 @@ void RegionCall::record(const py::tuple& args, const Options& options) {
   if (device_) device_random_state_ = random_state_of(*device_);
 }
 
+// It may mark this region. The arguments are recorded afterwards: what makes them bad is found with the results.
+void RegionCall::resolve_earlier_alarm() const {
+  if (ThreadState::current().session() == nullptr || devices().is_capturing()) return;
+  if (devices().is_alarmed() && !has_known_bad()) resolve(Delivery::kDeferred);
+}
+
 // A call whose stream is being captured cannot wait. With when="origin", every operation waits.
 bool RegionCall::has_to_be_followed() const {
   const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
   if (session == nullptr || devices().is_capturing()) return false;
-  if (session->reports_origins()) return true;
-  if (devices().is_alarmed() && !has_known_bad()) resolve(Delivery::kDeferred);  // which may mark it
-  return border_->mark->take(*session);
+  return session->reports_origins() || border_->mark->take(*session);
 }
 
 // A device can replay a call later if little has to be copied for that. A list of arguments is emptied by the call, so

@@ -207,6 +207,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record_given();
   void note_given();
   pybind11::object run_receiving(const pybind11::handle& function, const pybind11::tuple& args);
+  void resolve_earlier_alarm() const;
   bool has_to_be_followed() const;
   bool may_be_kept() const;
   void keep_gradients(const pybind11::tuple& gradients);

@@ -219,6 +219,20 @@ def test_a_bad_weight_is_named(device):
     assert {f.compiled for f in watch.findings} == {None}
 
 
+@pytest.mark.parametrize("weights", [4, 12])  # an event holds eight inputs; others continue it
+def test_a_bad_weight_that_is_first_read_inside_a_region_has_the_module_that_reads_it(device, weights):
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(weights // 2)))
+    with torch.no_grad():
+        model[-1].bias[1] = float("nan")
+    model.to(device).compile()
+    x = torch.ones(2, 4).to(device)
+    with torchnan.detect(action="log", model=model) as watch, torch.no_grad():
+        model(x).sum().item()
+    (found,) = watch.findings
+    assert (found.origin, found.op, found.name) == ("parameter", "aten::addmm", f"{len(model) - 1}.bias")
+    assert (found.module, found.module_type) == (f"{len(model) - 1}", "Linear")
+
+
 def test_a_weight_that_the_program_has_made_bad_is_named(device):
     model = torch.nn.Linear(4, 1).to(device)
     compiled = torch.compile(model)
