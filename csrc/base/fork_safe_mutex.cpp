@@ -5,7 +5,6 @@
 #include <pthread.h>
 
 #include <array>
-#include <new>
 
 namespace torchnan {
 namespace {
@@ -30,9 +29,15 @@ ForkSafeMutex::~ForkSafeMutex() {
   (previous_ != nullptr ? previous_->next_ : first_of_rank[rank_]) = next_;
 }
 
+// A thread that has waited cannot know whether others still do.
+void ForkSafeMutex::wait_and_lock() {
+  while (state_.exchange(kAwaited, std::memory_order_acquire) != kFree)
+    state_.wait(kAwaited, std::memory_order_relaxed);
+}
+
 // The owner does not exist in the child, unless it is the forking thread, which unlocks the mutex itself.
 void ForkSafeMutex::reset_in_child() {
-  if (holder_ != std::this_thread::get_id()) new (&mutex_) std::mutex;
+  if (holder_ != std::this_thread::get_id()) state_ = kFree;
 }
 
 AtForkChild::AtForkChild(void (*on_child)()) : on_child_(on_child), next_(first_in_child) { first_in_child = this; }

@@ -40,20 +40,27 @@ class TORCHNAN_API ForkSafeMutex {
   ForkSafeMutex(const ForkSafeMutex&) = delete;
   ForkSafeMutex& operator=(const ForkSafeMutex&) = delete;
 
+  // Without a call while no other thread wants it: a call on a device locks twice.
   void lock() {
-    mutex_.lock();
+    int free = kFree;
+    if (!state_.compare_exchange_strong(free, kLocked, std::memory_order_acquire)) [[unlikely]]
+      wait_and_lock();
     holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   }
   void unlock() {
     holder_.store({}, std::memory_order_relaxed);
-    mutex_.unlock();
+    if (state_.exchange(kFree, std::memory_order_release) == kAwaited) [[unlikely]]
+      state_.notify_one();
   }
 
  private:
   friend class Fork;
+  static constexpr int kFree = 0, kLocked = 1, kAwaited = 2;  // awaited: locked, and others may wait
+
+  void wait_and_lock();
   void reset_in_child();
 
-  std::mutex mutex_;
+  std::atomic<int> state_{kFree};
   std::atomic<std::thread::id> holder_;
   const Rank rank_;
   ForkSafeMutex* previous_ = nullptr;  // the previous one of the same rank

@@ -170,12 +170,12 @@ size_t DeviceCheck::end_of_inputs(size_t index) const {
 }
 
 // The tensors of a list are in the order of its elements.
-Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const {
+const DeviceCheck::Input* DeviceCheck::find_input(const at::Tensor& tensor) const {
   if (inputs_.size() <= kMaxSearched) {
     for (const Input& input : inputs_) {
-      if (input.tensor->is_same(tensor)) return input.known;
+      if (input.tensor->is_same(tensor)) return &input;
     }
-    return recorded_knowledge(tensor);
+    return nullptr;
   }
   const std::less<const at::Tensor*> is_before;
   for (size_t index = 0; index < first_inputs_.size(); ++index) {
@@ -183,9 +183,14 @@ Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const
     const auto* const input =
         std::lower_bound(inputs_.begin() + first_inputs_[index], end, &tensor,
                          [&](const Input& one, const at::Tensor* wanted) { return is_before(one.tensor, wanted); });
-    if (input != end && input->tensor == &tensor) return input->known;
+    if (input != end && input->tensor == &tensor) return input;
   }
-  return recorded_knowledge(tensor);
+  return nullptr;
+}
+
+Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const {
+  const Input* const input = find_input(tensor);
+  return input != nullptr ? input->known : recorded_knowledge(tensor);
 }
 
 // Returns the event that wrote the argument; adds one if no write was observed.

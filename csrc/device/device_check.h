@@ -56,7 +56,10 @@ class DeviceCheck final : public ExternalBounds {
   void record_arguments(c10::ArrayRef<Operand> arguments);
 
   // For arguments.
-  Bound bound_of(const at::Tensor& tensor) const override { return known_of(tensor).bound; }
+  Bound bound_of(const at::Tensor& tensor) const override {
+    const Input* const input = find_input(tensor);
+    return input != nullptr ? input->known.bound : known_of(tensor).bound;
+  }
   bool is_made_by(const at::Tensor& tensor, std::string_view op) const override {
     return known_of(tensor).is_made_by(op);
   }
@@ -107,6 +110,7 @@ class DeviceCheck final : public ExternalBounds {
   // Calls visit(first, last) for each sequence on the same device, after choosing the device.
   template <typename Given, typename Visit>
   void for_each_run(Given& given, Visit&& visit);
+  const Input* find_input(const at::Tensor& tensor) const;  // null if there is none
   Journal::RecordedKnowledge known_of(const at::Tensor& tensor) const;
   void collect_inputs(c10::ArrayRef<Operand> arguments);
   // Returns where the inputs at an index of the schema end.

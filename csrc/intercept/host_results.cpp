@@ -216,15 +216,20 @@ bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_el
   const bool may_be_launched = is_elsewhere && !is_on_lists;
   bool all_are_plain = true;
   bool any_is_large = bound_audit().enabled();
+  const auto look_at = [&](const at::Tensor& tensor, int64_t) {
+    all_are_plain = all_are_plain && is_plain(tensor) && !tensor.is_neg();
+    if (!all_are_plain) return;  // its sizes may be symbols
+    const int64_t elements = tensor.unsafeGetTensorImpl()->numel();
+    any_is_large |= elements > kSmall || (may_be_launched && (elements == 1 || !tensor.is_cpu()));
+  };
   for (const Operand& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
-      all_are_plain = all_are_plain && is_plain(tensor) && !tensor.is_neg();
-      if (!all_are_plain) return;  // its sizes may be symbols
-      const bool is_worth_it = may_be_launched && (!tensor.is_cpu() || tensor.numel() == 1);
-      any_is_large = any_is_large || is_worth_it || tensor.numel() > kSmall;
-    });
+    if (argument.kind == Operand::Kind::kTensor) {
+      look_at(*argument.tensor, -1);
+    } else if (argument.kind == Operand::Kind::kValues) {
+      for_each_tensor(argument, look_at);
+      any_is_large |= !is_on_lists;  // small parts add up
+    }
     if (!all_are_plain) return false;
-    any_is_large |= argument.kind == Operand::Kind::kValues && !is_on_lists;  // small parts add up
   }
   return any_is_large;
 }

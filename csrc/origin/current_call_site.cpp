@@ -15,7 +15,8 @@ namespace torchnan {
 namespace {
 
 thread_local std::optional<NodeSite> replayed_node;
-thread_local const torch::autograd::Node* node_outside = nullptr;  // the one that counts as none
+// The one that counts as none. Every call on a device asks for it.
+[[gnu::tls_model("initial-exec")]] constinit thread_local const torch::autograd::Node* node_outside = nullptr;
 thread_local SiteId outer_stack = 0;
 
 // Innermost first. Allocates, so call it only for a report.

@@ -7,7 +7,11 @@
 namespace torchnan {
 namespace {
 
+const std::shared_ptr<const ReplayedRegion> no_region;
+// Set in a replay. Nearly no thread has one, so all others ask the pointer, which is found without a call.
 thread_local std::shared_ptr<const ReplayedRegion> of_thread;
+[[gnu::tls_model(
+    "initial-exec")]] constinit thread_local const std::shared_ptr<const ReplayedRegion>* region_of_thread = nullptr;
 
 // Whether the words of `name`, which has underscores between them, include `op`.
 bool names(std::string_view name, std::string_view op) {
@@ -21,9 +25,14 @@ bool names(std::string_view name, std::string_view op) {
 
 }  // namespace
 
-const std::shared_ptr<const ReplayedRegion>& replayed_region() noexcept { return of_thread; }
+const std::shared_ptr<const ReplayedRegion>& replayed_region() noexcept {
+  return region_of_thread == nullptr ? no_region : *region_of_thread;
+}
 
-void set_replayed_region(std::shared_ptr<const ReplayedRegion> region) noexcept { of_thread = std::move(region); }
+void set_replayed_region(std::shared_ptr<const ReplayedRegion> region) noexcept {
+  of_thread = std::move(region);
+  region_of_thread = of_thread == nullptr ? nullptr : &of_thread;
+}
 
 // In a fused kernel the value may be gone before it is stored, so the kernel may have written another kind.
 std::string kernel_of(const ReplayedRegion& region, std::string_view op, NonfiniteKinds kinds) {

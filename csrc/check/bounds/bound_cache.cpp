@@ -138,6 +138,18 @@ uint64_t pack_exported(uint64_t word) {
   return known | kExported;
 }
 
+// Whether a word is that of a bound in this state which still holds.
+bool holds(uint64_t word, State state, const at::Tensor& tensor) {
+  constexpr uint64_t kCompared = kKnownBits | kDtypeBits << kDtypeShift | kVersionBits << kVersionShift;
+  const uint64_t expected = static_cast<uint64_t>(state) | pack_validity(tensor, false);
+  return (word & kCompared) == ((word & kAliased) != 0 ? with_switches(expected) : expected);
+}
+
+Bound bound_in(uint64_t word) {
+  return {std::bit_cast<double>(word & ~(kLow | kStamped)), (word & kNonnegative) != 0,
+          state_of(word) == State::kFiniteOrMasked};
+}
+
 BoundCache::Entry unpack(uint64_t word, uintptr_t writer, const at::Tensor& tensor) {
   const State state = state_of(word);
   const bool exported = is_exported_word(word);
@@ -147,9 +159,7 @@ BoundCache::Entry unpack(uint64_t word, uintptr_t writer, const at::Tensor& tens
   const uint64_t version = version_of(tensor) + ((word & kAliased) != 0 ? thread_switches() : 0);
   if (version_in(word) != (version & kVersionBits)) return {.state = State::kStale};
   const bool stamped = (word & kStamped) != 0;
-  const double max_abs = std::bit_cast<double>(word & ~(kLow | kStamped));
-  const Bound bound{max_abs, (word & kNonnegative) != 0, state == State::kFiniteOrMasked};
-  return {state, bound, exported, 0, stamped ? nullptr : op, stamped ? writer : 0};
+  return {state, bound_in(word), exported, 0, stamped ? nullptr : op, stamped ? writer : 0};
 }
 
 BoundCache& of_process = *new BoundCache;  // never destroyed: threads may outlive static destructors
@@ -186,10 +196,15 @@ BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
 }
 
 [[gnu::flatten]] bool BoundCache::is_finite(const at::Tensor& tensor) const noexcept {
-  constexpr uint64_t kCompared = kKnownBits | kDtypeBits << kDtypeShift | kVersionBits << kVersionShift;
+  return holds(load(storage_of(tensor)).word, State::kFinite, tensor);
+}
+
+[[gnu::flatten]] bool BoundCache::find_bound(const at::Tensor& tensor, Bound& found) const noexcept {
   const uint64_t word = load(storage_of(tensor)).word;
-  const uint64_t expected = static_cast<uint64_t>(State::kFinite) | pack_validity(tensor, false);
-  return (word & kCompared) == ((word & kAliased) != 0 ? with_switches(expected) : expected);
+  const State state = state_of(word);
+  if (!is_bounded(state) || !holds(word, state, tensor)) return false;
+  found = bound_in(word);
+  return true;
 }
 
 const std::string* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {

@@ -71,6 +71,8 @@ class TORCHNAN_API BoundCache {
   Entry find(const at::Tensor& tensor) const noexcept;
   // Whether find() returns a finite entry.
   bool is_finite(const at::Tensor& tensor) const noexcept;
+  // Finds the bound of an entry that is finite, or masked. Returns whether there is one.
+  bool find_bound(const at::Tensor& tensor, Bound& found) const noexcept;
   // Returns the pending collective if it was the last to write there; null otherwise.
   const std::string* pending_collective(const at::Tensor& tensor) const noexcept;
 

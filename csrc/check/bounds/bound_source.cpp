@@ -47,6 +47,8 @@ Bound BoundSource::of(const at::Tensor& tensor) const {
 }
 
 Bound BoundSource::cached_bound(const at::Tensor& tensor) const {
+  Bound known;
+  if (bound_cache().find_bound(tensor, known)) return known;
   const BoundCache::Entry entry = bound_cache().find(tensor);
   if (entry.state != BoundCache::State::kUnknown) return bound_in(entry, tensor);
   bound_cache().record_requested(tensor, entry.op);

@@ -27,6 +27,21 @@ double number_of(const Operand* from, size_t element) {
   return value.isInt() ? static_cast<double>(value.toInt()) : NAN;
 }
 
+// The dtype of all tensors, if they share one and any has dimensions, as in nearly all calls; undefined otherwise.
+c10::ScalarType shared_dtype(c10::ArrayRef<Operand> operands, size_t element) {
+  auto shared = c10::ScalarType::Undefined;
+  bool has_dimensions = false;
+  for (const Operand& operand : operands) {
+    const at::Tensor* tensor = tensor_of(&operand, element);
+    if (tensor == nullptr) continue;
+    const c10::ScalarType own = tensor->scalar_type();
+    if (own != shared && shared != c10::ScalarType::Undefined) return c10::ScalarType::Undefined;
+    shared = own;
+    has_dimensions |= tensor->dim() > 0;
+  }
+  return has_dimensions && c10::isFloatingType(shared) ? shared : c10::ScalarType::Undefined;
+}
+
 // A number in a type, as it was passed or rounded.
 Value number_in(const DtypeRange& range, double number, c10::ScalarType dtype) {
   const KernelNumber known = kernel_number(number, dtype);
@@ -39,8 +54,11 @@ RuleArguments::RuleArguments(c10::ArrayRef<Operand> operands, const BoundSource&
     : operands_(operands),
       source_(source),
       element_(element),
-      dtype_(computation_dtype(operands, element)),
+      dtype_(shared_dtype(operands, element)),
       range_(&range_of(dtype_)) {
+  if (dtype_ != c10::ScalarType::Undefined) return;
+  dtype_ = computation_dtype(operands, element);
+  range_ = &range_of(dtype_);
   for (const Operand& operand : operands_) {
     const at::Tensor* tensor = tensor_of(&operand, element_);
     if (tensor == nullptr || tensor->scalar_type() == dtype_) continue;
@@ -56,14 +74,14 @@ const Operand* RuleArguments::operand(size_t i) const { return i < operands_.siz
 const at::Tensor* RuleArguments::tensor(size_t i) const { return tensor_of(operand(i), element_); }
 
 bool RuleArguments::has_value(size_t i) const {
-  return operand(i) != nullptr && operand(i)->kind != OperandKind::kNothing;
+  return i < operands_.size() && operands_[i].kind != OperandKind::kNothing;
 }
 
 Bound RuleArguments::bound(size_t i) const {
   if (!has_value(i)) return {0, true};
-  const at::Tensor* tensor = this->tensor(i);
+  const at::Tensor* tensor = tensor_of(&operands_[i], element_);
   if (tensor == nullptr) {
-    const double number = number_of(operand(i), element_);
+    const double number = number_of(&operands_[i], element_);
     return {kernel_number(number, dtype_).max_abs, number >= 0};
   }
   Bound bound = source_.of(*tensor);
@@ -72,7 +90,8 @@ Bound RuleArguments::bound(size_t i) const {
 }
 
 Value RuleArguments::operator[](size_t i) const {
-  if (has_value(i) && tensor(i) == nullptr) return as_scalar(number_of(operand(i), element_));
+  if (has_value(i) && tensor_of(&operands_[i], element_) == nullptr)
+    return as_scalar(number_of(&operands_[i], element_));
   const Bound known = bound(i);
   return {.max_abs = known.max_abs, .nonnegative = known.nonnegative, .masked = known.masked, .in = range_};
 }

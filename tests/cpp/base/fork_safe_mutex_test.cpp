@@ -58,6 +58,28 @@ bool finds_its_own() {
   return detector.findings().size() == 1 && detector.stats().internal_errors == 0;
 }
 
+// More threads than cores: many wait, and each is woken.
+TEST(ForkSafeMutex, IsHeldByOneThreadAtATime) {
+  constexpr int kThreads = 8, kTimes = 20000;
+  ForkSafeMutex mutex;
+  int inside = 0, counted = 0, found_another = 0;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int time = 0; time < kTimes; ++time) {
+        const std::lock_guard lock(mutex);
+        found_another += inside++ != 0;
+        if (time % 100 == 0) std::this_thread::yield();
+        ++counted;
+        --inside;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(counted, kThreads * kTimes);
+  EXPECT_EQ(found_another, 0);
+}
+
 // Fails when Fork::before() takes no locks: the child waits forever, or sees half of a change.
 TEST(Fork, WaitsForASectionThatHasBegun) {
   for (const ForkSafeMutex::Rank rank :

@@ -40,8 +40,16 @@ TEST(BoundCache, AgreesWithItselfOnFiniteness) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4}), as_integers = t.view(at::kInt), as_doubles = t.view(at::kDouble);
   const auto expect_agreement = [&] {
-    for (const at::Tensor& view : {t, as_integers, as_doubles, t.slice(0, 1, 3)})
-      EXPECT_EQ(bound_cache.is_finite(view), bound_cache.find(view).state == State::kFinite);
+    for (const at::Tensor& view : {t, as_integers, as_doubles, t.slice(0, 1, 3)}) {
+      const BoundCache::Entry entry = bound_cache.find(view);
+      EXPECT_EQ(bound_cache.is_finite(view), entry.state == State::kFinite);
+      Bound bound;
+      EXPECT_EQ(bound_cache.find_bound(view, bound),
+                entry.state == State::kFinite || entry.state == State::kFiniteOrMasked);
+      EXPECT_EQ(bound.max_abs, entry.bound.max_abs);
+      EXPECT_EQ(bound.nonnegative, entry.bound.nonnegative);
+      EXPECT_EQ(bound.masked, entry.bound.masked);
+    }
   };
   expect_agreement();
   bound_cache.record_read(t, {1, true});

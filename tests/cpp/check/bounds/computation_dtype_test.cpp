@@ -5,6 +5,11 @@
 
 #include <array>
 #include <limits>
+#include <vector>
+
+#include "check/bounds/bound_source.h"
+#include "check/bounds/dtype_range.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 namespace {
@@ -35,6 +40,29 @@ TEST(ComputationDtype, WithoutThemIsThatOfTheScalarsOrTheDefault) {
   EXPECT_EQ(dtype_of(of(at::kLong), scalar), at::kDouble);
   EXPECT_EQ(dtype_of(of(at::kLong), number), at::kFloat);
   EXPECT_EQ(dtype_of(of(at::kLong), 2.5), at::kFloat);
+}
+
+// A rule's arguments find the dtype that all tensors share without promoting.
+TEST(ComputationDtype, IsThatOfTheArgumentsOfARule) {
+  std::vector<at::Tensor> tensors{at::Tensor()};
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kDouble, at::kLong, at::kBool, at::kComplexFloat}) {
+    tensors.push_back(of(dtype));
+    tensors.push_back(at::ones({}, dtype));
+    tensors.push_back(at::ones({}, dtype));
+    tensors.back().unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  const BoundSource source = ThreadState::current().bound_source();
+  for (const at::Tensor& one : tensors) {
+    for (const at::Tensor& other : tensors) {
+      const std::array operands{operand(one), operand(other), operand(2.5)};
+      const RuleArguments arguments(operands, source);
+      EXPECT_EQ(arguments.dtype(), computation_dtype(operands, 0)) << one.toString() << ", " << other.toString();
+      for (const at::Tensor& tensor : {one, other}) {
+        if (!tensor.defined() || range_of(tensor.scalar_type()).limit == 0) continue;
+        EXPECT_LE(arguments.range().limit, range_of(tensor.scalar_type()).limit);
+      }
+    }
+  }
 }
 
 TEST(ComputationDtype, NumbersAreRoundedToIt) {
