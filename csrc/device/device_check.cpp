@@ -188,6 +188,12 @@ const DeviceCheck::Input* DeviceCheck::find_input(const at::Tensor& tensor) cons
   return nullptr;
 }
 
+// Copies only the bound, unlike known_of().
+Bound DeviceCheck::bound_of(const at::Tensor& tensor) const {
+  const Input* const input = find_input(tensor);
+  return input != nullptr ? input->known.bound : recorded_knowledge(tensor).bound;
+}
+
 Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const {
   const Input* const input = find_input(tensor);
   return input != nullptr ? input->known : recorded_knowledge(tensor);

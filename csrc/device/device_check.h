@@ -56,10 +56,7 @@ class DeviceCheck final : public ExternalBounds {
   void record_arguments(c10::ArrayRef<Operand> arguments);
 
   // For arguments.
-  Bound bound_of(const at::Tensor& tensor) const override {
-    const Input* const input = find_input(tensor);
-    return input != nullptr ? input->known.bound : known_of(tensor).bound;
-  }
+  Bound bound_of(const at::Tensor& tensor) const override;
   bool is_made_by(const at::Tensor& tensor, std::string_view op) const override {
     return known_of(tensor).is_made_by(op);
   }
