@@ -174,8 +174,7 @@ class WindowAttribution {
                                                       DetectionSession& session) {
     if (const auto bad = bad_event(event.previous)) return bad->provenance;
     if (auto intended = intended_provenance(event.previous, kinds)) return intended;
-    const bool is_lost = event.scanner != nullptr && event.scanner->is_lost();
-    return is_lost ? nullptr : provenance_in_region(event, session);
+    return is_lost(event) ? nullptr : provenance_in_region(event, session);
   }
 
   // Returns the provenance of an argument that a compiled region reads first; null if it does not, or if no replay
@@ -191,9 +190,7 @@ class WindowAttribution {
     const auto result = std::find_if(window_.events.begin(), window_.events.end(), reads_it);
     if (result == window_.events.end()) return nullptr;
     Devices::Lock(devices()).journal().mark_stale(*argument.tensor.storage);  // the replay looks at it anew
-    resolving_.end();
-    const LateReplay replay =
-        replay_late(session, result->number, [this](EventNumber number) { return kinds_at(number); });
+    const LateReplay replay = replay_call(*result, session);
     if (replay.provenance == nullptr) return nullptr;
     const bool is_given = replay.provenance->first().origin->source == OriginRecord::Source::kExternal;
     return is_given ? replay.provenance : nullptr;
@@ -231,11 +228,9 @@ class WindowAttribution {
 
   std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
                                                   NonfiniteKinds kinds, DetectionSession& session) {
-    const bool is_lost = event.scanner != nullptr && event.scanner->is_lost();
-    if (is_lost || !is_made_by_region(event, bad_inputs, kinds))
+    if (is_lost(event) || !is_made_by_region(event, bad_inputs, kinds))
       return evident_provenance_of(event, bad_inputs, kinds, session);
-    resolving_.end();
-    LateReplay replay = replay_late(session, event.number, [this](EventNumber number) { return kinds_at(number); });
+    LateReplay replay = replay_call(event, session);
     if (replay.provenance != nullptr) return replay.provenance;
     if (replay.obstacle.empty()) return evident_provenance_of(event, bad_inputs, kinds, session);
     Event followed = event;
@@ -243,6 +238,14 @@ class WindowAttribution {
     region->facts.obstacle = std::move(replay.obstacle);
     followed.region = std::move(region);
     return evident_provenance_of(followed, bad_inputs, kinds, session);
+  }
+
+  static bool is_lost(const Event& event) { return event.scanner != nullptr && event.scanner->is_lost(); }
+
+  // Replays the call of the region that has made a result, which resolves its own operations.
+  LateReplay replay_call(const Event& result, DetectionSession& session) {
+    resolving_.end();
+    return replay_late(session, result.number, [this](EventNumber number) { return kinds_at(number); });
   }
 
   // Whether a compiled region was given nothing that explains its result. A mask explains infinities.
