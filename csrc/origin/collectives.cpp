@@ -131,6 +131,12 @@ ReceivedMemory& received_memory(const at::Tensor& target, std::vector<ReceivedMe
   return place->second;
 }
 
+// Returns the same, or null if the storage has none; the lock is held.
+ReceivedMemory* find_received(const at::Tensor& target) {
+  const auto known = remembered.received.find(target.storage().unsafeGetStorageImpl());
+  return known == remembered.received.end() || known->second.storage.expired() ? nullptr : &known->second;
+}
+
 // Replaces what the memory received before.
 void add_received(const at::Tensor& target, std::shared_ptr<OriginRecord> origin, LargeElements large) {
   std::vector<ReceivedMemory> dead;  // released after the lock
@@ -170,17 +176,17 @@ void record_received_part(const at::Tensor& values, const BoundCache::Entry& bef
   std::vector<ReceivedMemory> dead;  // released after the lock
   std::vector<ReceivedPart> replaced;
   const std::lock_guard lock(remembered_mutex);
-  ReceivedMemory& memory = received_memory(values, dead);
+  ReceivedMemory* const memory = was_unwritten ? &received_memory(values, dead) : find_received(values);
   if (was_unwritten) {
-    memory.allocation = Allocation{before.site, before.op};
-    replaced.swap(memory.parts);
-  } else if (!memory.allocation) {
+    memory->allocation = Allocation{before.site, before.op};
+    replaced.swap(memory->parts);
+  } else if (memory == nullptr || !memory->allocation) {
     return;
   }
   const MemoryRegion region(values);
-  const bool is_known = std::any_of(memory.parts.begin(), memory.parts.end(),
+  const bool is_known = std::any_of(memory->parts.begin(), memory->parts.end(),
                                     [&](const ReceivedPart& part) { return covers(part.region, region); });
-  if (!is_known) memory.parts.push_back({region, work});
+  if (!is_known) memory->parts.push_back({region, work});
 }
 
 void record_sparse_collective(const std::string& name, const NonfiniteRegistry::ProvenancePtr& sent) {
@@ -473,9 +479,9 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
   {
     const MemoryRegion wanted(target);
     const std::lock_guard lock(remembered_mutex);
-    const auto memory = remembered.received.find(target.storage().unsafeGetStorageImpl());
-    if (memory == remembered.received.end() || memory->second.storage.expired()) return nullptr;
-    for (const ReceivedTensor& one : memory->second.results) {
+    const ReceivedMemory* const memory = find_received(target);
+    if (memory == nullptr) return nullptr;
+    for (const ReceivedTensor& one : memory->results) {
       if (one.origin == nullptr || !overlap(one.region, wanted)) continue;
       origin = one.origin;
       large = one.large;
@@ -517,11 +523,10 @@ std::optional<Allocation> allocation_of_unwritten(const at::Tensor& values) {
   std::vector<std::pair<MemoryRegion, StartedWork>> started;
   {
     const std::lock_guard lock(remembered_mutex);
-    const auto known = remembered.received.find(values.storage().unsafeGetStorageImpl());
-    if (known == remembered.received.end() || known->second.storage.expired()) return std::nullopt;
-    if (!known->second.allocation) return std::nullopt;
-    allocation = *known->second.allocation;
-    for (const ReceivedPart& part : known->second.parts) {
+    const ReceivedMemory* const known = find_received(values);
+    if (known == nullptr || !known->allocation) return std::nullopt;
+    allocation = *known->allocation;
+    for (const ReceivedPart& part : known->parts) {
       if (part.region.dtype != values.scalar_type()) return std::nullopt;
       started.emplace_back(part.region, *part.work);
     }
