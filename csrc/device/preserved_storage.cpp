@@ -5,8 +5,8 @@
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 
 #include "base/dispatch_key.h"
 #include "check/scan/storage_of.h"
@@ -19,19 +19,10 @@ constexpr size_t kSmallestRoom = 65536;  // sizes of rooms are powers of two, so
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Returns memory as a tensor of bytes, which the caller keeps alive.
-at::Tensor bytes_at(void* address, size_t bytes, c10::Device device, c10::DispatchKeySet keys) {
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(address, device), nullptr, false);
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, caffe2::TypeMeta::Make<uint8_t>());
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(static_cast<int64_t>(bytes));
-  return tensor;
-}
-
 }  // namespace
 
 PreservedStorage::PreservedStorage(const at::Tensor& tensor, EventNumber last_event)
-    : key_(storage_of(tensor)),
-      storage_(tensor.storage().getWeakStorageImpl()),
+    : storage_(tensor.storage().getWeakStorageImpl()),
       scanner_(tensor.is_cpu() ? nullptr : Scanner::of(tensor.device())),
       bytes_(tensor.storage().nbytes()),
       writes_(tensor.unsafeGetTensorImpl()->version_counter()),
@@ -46,7 +37,7 @@ void PreservedStorage::set_room(std::shared_ptr<const ReservedMemory> room, size
 
 bool PreservedStorage::is_unchanged(const Journal& journal) const {
   const bool is_same_version = !writes_.enabled() || writes_.current_version() == version_;
-  return is_same_version && journal.last_event(key_) == last_event_;
+  return is_same_version && journal.last_event(key()) == last_event_;
 }
 
 bool PreservedStorage::is_copied() const { return launch_ != 0 && scanner_->has_copied(launch_); }
@@ -54,8 +45,10 @@ bool PreservedStorage::is_copied() const { return launch_ != 0 && scanner_->has_
 at::Tensor PreservedStorage::copied(const TensorSnapshot& place) const {
   const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
   const at::AutoDispatchBelowAutograd no_autograd;
-  const c10::DispatchKeySet keys(c10::computeDispatchKey(std::nullopt, c10::kStrided, place.device));
-  const at::Tensor copy = bytes_at(address_of_copy(), bytes_, place.device, keys);
+  const at::Tensor copy = at::for_blob(address_of_copy(), {static_cast<int64_t>(bytes_)})
+                              .options(at::TensorOptions(place.device).dtype(at::kByte))
+                              .target_device(place.device)
+                              .make_tensor();
   const at::Tensor memory = at::empty_like(copy);
   memory.copy_(copy);
   TensorSnapshot new_place = place;
@@ -122,7 +115,7 @@ void ReservedRooms::give_room(const Scanner& scanner, c10::ArrayRef<std::shared_
   auto room = find(scanner, bytes);
   const size_t size = std::bit_ceil(std::max(bytes, kSmallestRoom));
   if (room == nullptr && bytes_ + size > static_cast<size_t>(max_bytes)) fitting = 0;
-  for (const auto& storage : storages.slice(fitting)) storage->refuse_room();
+  for (const auto& storage : storages.slice(fitting)) storage->refuse_room(max_bytes);
   if (room == nullptr && fitting > 0) room = reserve(scanner, size);
   if (room == nullptr) return;
   size_t offset = 0;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -35,9 +36,10 @@ class TORCHNAN_API PreservedStorage {
 
   // Gives it room for its copy. Without, it is not copied.
   void set_room(std::shared_ptr<const ReservedMemory> room, size_t offset);
-  void refuse_room() { exceeds_limit_ = true; }
+  void refuse_room(int64_t limit) { exceeded_limit_ = limit; }
   bool has_room() const { return room_ != nullptr; }
-  bool exceeds_limit() const { return exceeds_limit_; }  // of the memory that may be reserved
+  // Returns the limit of reserved memory that leaves no room for the copy; nothing if there is no such limit.
+  std::optional<int64_t> exceeded_limit() const { return exceeded_limit_; }
 
   Scanner* scanner() const { return scanner_; }  // of its device; null on the host
   size_t bytes() const { return bytes_; }
@@ -54,9 +56,9 @@ class TORCHNAN_API PreservedStorage {
   friend class PreservedStorages;
   friend void launch_copies(const struct PendingCopies& copies, void* stream);
 
+  const c10::StorageImpl* key() const { return storage_._unsafe_get_target(); }
   void* address_of_copy() const { return static_cast<char*>(room_->address) + offset_; }
 
-  const c10::StorageImpl* key_;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;  // keeps another storage from getting its address
   Scanner* scanner_;
   size_t bytes_;
@@ -66,7 +68,7 @@ class TORCHNAN_API PreservedStorage {
   bool is_weight_;
   std::shared_ptr<const ReservedMemory> room_;
   size_t offset_ = 0;
-  bool exceeds_limit_ = false;
+  std::optional<int64_t> exceeded_limit_;
   std::atomic<uint32_t> launch_{0};  // the number of the launch that copies it; 0 for none
   EventNumber explains_until_ = 0;   // the newest result that the copy helps to explain
 };
@@ -85,7 +87,7 @@ class TORCHNAN_API PreservedStorages {
 
   // Returns the one of this storage, if it still has the same values; null if there is none.
   std::shared_ptr<PreservedStorage> find(const c10::StorageImpl* storage, const Journal& journal);
-  void add(const std::shared_ptr<PreservedStorage>& preserved) { watched_[preserved->key_] = preserved; }
+  void add(const std::shared_ptr<PreservedStorage>& preserved) { watched_[preserved->key()] = preserved; }
 
   // Records that the results of these events may have to be explained.
   void expect(EventNumber newest) { newest_result_ = std::max(newest_result_, newest); }

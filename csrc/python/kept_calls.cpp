@@ -68,7 +68,7 @@ LateReplay replay_kept_call(DetectionSession& session, uint64_t event, KindsOfEv
       if (is_replaying()) return void(replay.obstacle = kOtherReplay);
       const std::shared_ptr<RegionCall> call = found->call;
       const Inside inside(session.shared_from_this());
-      replay = call->replay_late(event, kinds_of, session.options());
+      replay = call->replay_late(event, kinds_of);
     });
   });
   return replay;

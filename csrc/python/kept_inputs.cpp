@@ -36,14 +36,15 @@ at::Tensor alias_of(const at::Tensor& tensor) {
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), impl.allow_tensor_metadata_change()));
 }
 
-std::string updated_weights(bool exceeds_limit, int64_t max_preserved_bytes) {
-  const std::string limit =
-      exceeds_limit ? format_text("and max_preserved_bytes={} leaves no room for copies of them ", max_preserved_bytes)
-                    : "";
+// `exceeded_limit`: of the memory that may be reserved for copies.
+std::string updated_weights(std::optional<int64_t> exceeded_limit) {
+  const std::string why_not_copied =
+      exceeded_limit ? format_text("and max_preserved_bytes={} leaves no room for copies of them ", *exceeded_limit)
+                     : "";
   return format_text(
       "its weights were updated before the device reported {}(read the loss before the optimizer steps, or use "
       "torchnan.StepGuard)",
-      limit);
+      why_not_copied);
 }
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.storage().nbytes()); }
@@ -150,13 +151,13 @@ void KeptInputs::forget_gradients() {
   bytes_of_gradients_ = 0;
 }
 
-std::string KeptInputs::obstacle(bool is_backward, int64_t max_preserved_bytes) const {
+std::string KeptInputs::obstacle(bool is_backward) const {
   if (is_backward && gradients_.empty()) return kGoneInputs;
   for (const auto& [index, tensor] : arguments_) {
     if (tensor.lock().defined()) continue;
     if (tensor.is_gone()) return kGoneInputs;
     if (!tensor.is_weight()) return kOverwrittenInputs;
-    return updated_weights(tensor.exceeds_limit(), max_preserved_bytes);
+    return updated_weights(tensor.exceeded_limit());
   }
   return "";
 }

@@ -4,6 +4,8 @@
 #include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +37,7 @@ class KeptTensor {
   bool is_weight() const { return !is_copy_ && preserved_->is_weight(); }
   at::Tensor lock() const;  // undefined if its values are gone
   bool is_gone() const { return !empty_.defined() && !tensor_.lock().defined(); }
-  bool exceeds_limit() const { return preserved_->exceeds_limit(); }
+  std::optional<int64_t> exceeded_limit() const { return preserved_->exceeded_limit(); }
 
  private:
   bool is_unchanged() const;
@@ -75,9 +77,8 @@ class KeptInputs {
   // Returns how many bytes are held.
   int64_t bytes() const { return bytes_of_arguments_ + bytes_of_gradients_; }
 
-  // Returns why the call, or its backward pass, cannot be replayed; empty if it can. `max_preserved_bytes`: as in the
-  // options.
-  std::string obstacle(bool is_backward, int64_t max_preserved_bytes) const;
+  // Returns why the call, or its backward pass, cannot be replayed; empty if it can.
+  std::string obstacle(bool is_backward) const;
 
   // Puts the tensors in their places among the arguments.
   void restore(pybind11::list& arguments) const;

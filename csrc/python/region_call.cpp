@@ -435,10 +435,10 @@ bool RegionCall::LateResults::has(uint64_t event) const {
 
 bool RegionCall::has_result(uint64_t event) const { return forward_.has(event) || backward_.has(event); }
 
-LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of, const Options& options) {
+LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
   LateResults& results = forward_.has(event) ? forward_ : backward_;
   if (!results.is_replayed) {
-    std::string obstacle = inputs_.obstacle(&results == &backward_, options.max_preserved_bytes);
+    std::string obstacle = inputs_.obstacle(&results == &backward_);
     if (!obstacle.empty()) return {nullptr, std::move(obstacle)};
     if (!find_late(results, kinds_of)) return {nullptr, kDiscarded};
   }

@@ -143,7 +143,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   int64_t bytes_kept() const { return inputs_.bytes(); }
 
   // Finds the provenance of a result of a kept call.
-  LateReplay replay_late(uint64_t event, KindsOfEvent kinds_of, const Options& options);
+  LateReplay replay_late(uint64_t event, KindsOfEvent kinds_of);
 
   // Sets the node that made the call as the current node of this thread, for finding origins.
   void enter_node() const { set_replayed_node(inside_); }
