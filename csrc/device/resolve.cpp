@@ -133,17 +133,27 @@ class WindowAttribution {
     const auto session = reader.session.lock();
     const auto written = Devices::Lock(devices()).copy_of(input.event);
     if (session == nullptr || !written) return put;
-    Event read = reader;
-    read.type = EventType::kArgument;
-    read.number = input.event;
-    read.previous = 0;
-    read.region = nullptr;
-    read.tensor = written->tensor;
-    read.tensor.is_parameter = true;
-    BadEvent bad{put.kinds, std::make_shared<Provenance>(Cause{new_origin(read, put.kinds, *session), put.kinds})};
+    BadEvent bad{put.kinds, is_border(reader) ? provenance_in_region(*written, reader, *session) : nullptr};
+    if (bad.provenance == nullptr) bad.provenance = provenance_of_read(*written, reader, put, *session);
     const std::lock_guard lock(known.mutex);
     known.bad[input.event] = bad;
     return bad;
+  }
+
+  std::shared_ptr<const Provenance> provenance_of_read(const Event& written, const Event& reader, const BadEvent& put,
+                                                       DetectionSession& session) {
+    Event read = reader;
+    read.type = EventType::kArgument;
+    read.number = written.number;
+    read.previous = 0;
+    read.region = nullptr;
+    read.tensor = written.tensor;
+    read.tensor.is_parameter = true;
+    const auto origin = new_origin(read, put.kinds, session);
+    const OriginRecord& copied = *put.provenance->first().origin;
+    origin->collective = copied.collective;
+    if (copied.collective.empty()) origin->written = copied.site.live;
+    return std::make_shared<Provenance>(Cause{origin, put.kinds});
   }
 
   void attribute_event(const Event& event) {
@@ -174,26 +184,30 @@ class WindowAttribution {
                                                       DetectionSession& session) {
     if (const auto bad = bad_event(event.previous)) return bad->provenance;
     if (auto intended = intended_provenance(event.previous, kinds)) return intended;
-    return is_lost(event) ? nullptr : provenance_in_region(event, session);
-  }
-
-  // Returns the provenance of an argument that a compiled region reads first; null if it does not, or if no replay
-  // shows which of its operations and modules does.
-  std::shared_ptr<const Provenance> provenance_in_region(const Event& argument, DetectionSession& session) {
-    if (!argument.tensor.is_parameter) return nullptr;
-    const auto reads_it = [&](const Event& event) {
+    if (is_lost(event) || !event.tensor.is_parameter) return nullptr;
+    const auto reads_it = [&](const Event& reader) {
       bool is_read = false;
-      if (is_border(event))
-        for_each_input(event, [&](const EventInput& input) { is_read |= input.event == argument.number; });
+      if (is_border(reader))
+        for_each_input(reader, [&](const EventInput& input) { is_read |= input.event == event.number; });
       return is_read;
     };
-    const auto result = std::find_if(window_.events.begin(), window_.events.end(), reads_it);
-    if (result == window_.events.end()) return nullptr;
-    Devices::Lock(devices()).journal().mark_stale(*argument.tensor.storage);  // the replay looks at it anew
-    const LateReplay replay = replay_call(*result, session);
+    const auto reader = std::find_if(window_.events.begin(), window_.events.end(), reads_it);
+    return reader == window_.events.end() ? nullptr : provenance_in_region(event, *reader, session);
+  }
+
+  // Replays a region that reads a parameter. Returns its provenance: the operation, module and line that read it first;
+  // null if the replay does not show them.
+  std::shared_ptr<const Provenance> provenance_in_region(const Event& parameter, const Event& reader,
+                                                         DetectionSession& session) {
+    Devices::Lock(devices()).journal().mark_stale(*parameter.tensor.storage);  // the replay looks at it anew
+    const LateReplay replay = replay_call(reader, session);
     if (replay.provenance == nullptr) return nullptr;
-    const bool is_given = replay.provenance->first().origin->source == OriginRecord::Source::kExternal;
-    return is_given ? replay.provenance : nullptr;
+    const std::string name = owner_name(parameter, session);
+    for (const Cause& cause : replay.provenance->causes()) {
+      const OriginRecord& origin = *cause.origin;
+      if (origin.parameter && (!origin.owner || origin.owner->name == name)) return std::make_shared<Provenance>(cause);
+    }
+    return nullptr;
   }
 
   // Whether a compiled region has made the event's values.
