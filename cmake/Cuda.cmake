@@ -1,8 +1,22 @@
 # Whether the scan for CUDA can be built here: sets TORCHNAN_HAS_CUDA, and enables the language. No GPU is needed, and no
 # PyTorch with CUDA.
-set(TORCHNAN_CUDA AUTO CACHE STRING "The scan for CUDA: ON, OFF, or AUTO: where there is a CUDA Toolkit, 12 or newer")
+set(TORCHNAN_CUDA AUTO CACHE STRING
+  "The scan for CUDA: ON, OFF, AUTO: where there is a CUDA Toolkit, 12 or newer; or HIP: the same scan for ROCm")
 set(TORCHNAN_HAS_CUDA OFF)
 if(NOT TORCHNAN_CUDA)
+  return()
+endif()
+
+# By hipcc itself: CMake's language HIP is not in every installation of ROCm.
+if(TORCHNAN_CUDA STREQUAL "HIP")
+  find_program(TORCHNAN_HIPCC hipcc HINTS ENV ROCM_PATH PATH_SUFFIXES bin)
+  find_library(TORCHNAN_HIP_RUNTIME amdhip64 HINTS ENV ROCM_PATH PATH_SUFFIXES lib)
+  set(TORCHNAN_HIP_ARCHITECTURES gfx90a CACHE STRING "The GPUs of ROCm that the scan has code for")
+  if(NOT TORCHNAN_HIPCC OR NOT TORCHNAN_HIP_RUNTIME)
+    message(FATAL_ERROR "TORCHNAN_CUDA=HIP, but there is no hipcc or no libamdhip64: set ROCM_PATH to the folder of ROCm.")
+  endif()
+  set(TORCHNAN_HAS_CUDA ON)
+  message(STATUS "torchnan: scan for ROCm: ${TORCHNAN_HIP_ARCHITECTURES}")
   return()
 endif()
 

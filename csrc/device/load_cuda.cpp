@@ -25,7 +25,7 @@ void* open_library() {
   if (!std::filesystem::exists(path)) {
     throw std::runtime_error(format_text(
         "torchnan was built without CUDA: {} is not there. Build it again where there is a CUDA Toolkit, 12 "
-        "or newer, to have tensors on GPUs checked",
+        "or newer, or for ROCm with -DTORCHNAN_CUDA=HIP, to have tensors on GPUs checked",
         path.string()));
   }
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

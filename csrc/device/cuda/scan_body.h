@@ -6,7 +6,7 @@
 #include "check/scan/float_encoding.h"
 #include "device/cuda/scan_table.h"
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(__HIP__)
 #define TORCHNAN_HOST_DEVICE __host__ __device__ __forceinline__
 #define TORCHNAN_UNROLL _Pragma("unroll")
 #else

@@ -2,7 +2,7 @@
 // host while everything is finite. Tests compile it for the host too, so kernels are launched by a function.
 #include "device/cuda/scan_library.h"
 
-#include <cuda_runtime.h>
+#include "device/cuda/gpu_runtime.h"
 
 #include <new>
 
