@@ -40,6 +40,11 @@ class Result:
     def is_precise(self) -> bool:
         return is_precise(self.times)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the row that times the same thing twice is within a percent of 1."""
+        return OFF_AGAIN not in self.ratios or abs(self.ratios[OFF_AGAIN].median - 1) <= 0.01
+
 
 def is_precise(times: Times) -> bool:
     """Whether the A/A row and detect() are known within a percent."""

@@ -148,11 +148,14 @@ def main() -> None:
     for key in given.steps.split(","):
         results[key] = run(key, given.modes.split(","), given.threads, given.seconds, read_clock)
         print_result(results[key])
-    if given.write:
-        tables.write(results, origin)
     if given.json:
         with open(given.json, "w") as file:
             json.dump({key: dataclasses.asdict(result) for key, result in results.items()}, file, indent=1)
+    if given.write:
+        try:
+            tables.write(results, origin)
+        except ValueError as error:
+            parser.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.step_result import DETECT, OFF_AGAIN
 from tests.support import marked_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchmarks.step_result import Result
+    from benchmarks.timing import Ratio
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ROUGH = 0.1
 IN_README = ("mlp", "gpt2", "gpt2-bf16", "bert", "resnet50", "llama", "diffusion", "mamba", "policy")
 ROWS = {
     "off": "off",
@@ -55,20 +56,33 @@ def write(results: Mapping[str, Result], origin: str) -> None:
     Args:
         results: by workload.
         origin: as :func:`machine` returned it before the first measurement.
+
+    Raises:
+        ValueError: the machine disturbs a workload. Nothing is written.
     """
+    disturbed = [result for result in results.values() if not result.is_quiet]
+    if disturbed:
+        rows = ", ".join(f"{result.name} ({result.ratios[OFF_AGAIN].median:.3f})" for result in disturbed)
+        raise ValueError(
+            f"nothing is written: the same step, timed twice, differs by more than a percent: {rows}. Wait until the "
+            "machine is quiet, or measure with --cycles, which are written as such."
+        )
     marked_tables.write(REPOSITORY / "README.md", "make bench", short_table(results))
-    long = f"{long_table(results)}\nMeasured at {origin}.\n"
+    is_in_cycles = any(result.is_in_cycles for result in results.values())
+    unit = " In cycles of one thread, not in time." if is_in_cycles else ""
+    long = f"{long_table(results)}\nMeasured at {origin}.{unit}\n"
     marked_tables.write(REPOSITORY / "docs" / "performance.md", "make bench", long)
 
 
 def short_table(results: Mapping[str, Result]) -> str:
-    """A column for each workload that the README shows: anomaly mode, detect(), and detect() of the compiled step."""
+    """A column for each workload that the README shows: anomaly mode, detect(), and detect() of the compiled step. A
+    ratio of detect() is shown only if it is known within a percent to each side."""
     columns = [key for key in IN_README if key in results]
     compiled = {key: results[f"{key}-compiled"] for key in columns if f"{key}-compiled" in results}
     rows = {
-        "`set_detect_anomaly`": [_short_cell(results[key], "set_detect_anomaly") for key in columns],
-        "`detect()`": [_short_cell(results[key], "detect()") for key in columns],
-        "`detect()`, compiled": [_short_cell(compiled[key], "detect()") if key in compiled else "" for key in columns],
+        "`set_detect_anomaly`": [_known_digits(results[key].ratios["set_detect_anomaly"]) for key in columns],
+        "`detect()`": [_exact_cell(results[key]) for key in columns],
+        "`detect()`, compiled": [_exact_cell(compiled[key]) if key in compiled else "" for key in columns],
     }
     heads = [results[key].name.split()[0].rstrip(",") + (", bf16" if key.endswith("-bf16") else "") for key in columns]
     lines = [_row("time of a step", heads), _row("---", ["---"] * len(columns))]
@@ -82,10 +96,16 @@ def long_table(results: Mapping[str, Result]) -> str:
     return "".join(lines + [_row(result.name, [_cell(result, mode) for mode in modes]) for result in results.values()])
 
 
-def _short_cell(result: Result, mode: str) -> str:
-    """The median; with a tilde if its interval is wider than five percent to each side."""
-    ratio = result.ratios[mode]
-    return f"{'~' if ratio.high - ratio.low > ROUGH * ratio.median else ''}{ratio.median:.2f}"
+def _exact_cell(result: Result) -> str:
+    """The median of detect(); nothing if its interval is wider than a percent to each side."""
+    ratio = result.ratios[DETECT]
+    return f"{ratio.median:.2f}" if ratio.is_within_a_percent else ""
+
+
+def _known_digits(ratio: Ratio) -> str:
+    """The median, with a digit less for each tenfold of its interval."""
+    width = ratio.high - ratio.low
+    return f"{ratio.median:.{2 if width <= 0.02 else 1 if width <= 0.2 else 0}f}"
 
 
 def _cell(result: Result, mode: str) -> str:

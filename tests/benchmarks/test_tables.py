@@ -58,6 +58,28 @@ def test_both_pages_name_the_clean_commit(repository):
     assert tables.uncommitted() == ["README.md", "docs/performance.md"]
 
 
+def test_a_disturbed_measurement_is_not_written(repository):
+    """Fails when write() does not look at the row that times the same thing twice."""
+    disturbed = {**TIMES, OFF_AGAIN: [1.011] * 6}
+    with pytest.raises(ValueError, match=r"differs by more than a percent: GPT-2 \(1\.011\)\. Wait until"):
+        tables.write({"mlp": Result("MLP", TIMES, {}), "gpt2": Result("GPT-2", disturbed, {})}, tables.machine(1))
+    assert tables.uncommitted() == []
+
+
+def test_cycles_are_named_as_such(repository):
+    tables.write({"mlp": Result("MLP", TIMES, {}, is_in_cycles=True)}, tables.machine(1))
+    assert "In cycles of one thread, not in time." in (repository / "docs" / "performance.md").read_text()
+
+
+@pytest.mark.parametrize(("spread", "anomaly", "detection"), [(0.01, "2.00", "1.02"), (0.1, "2.0", ""), (0.5, "2", "")])
+def test_the_short_table_shows_what_is_known(spread, anomaly, detection):
+    """A ratio of detect() that may be more than a percent larger or smaller is left out."""
+    times = {name: [*row[:3], *(time + spread for time in row[3:])] for name, row in TIMES.items()}
+    times[OFF] = TIMES[OFF]
+    shown = tables.short_table({"mlp": Result("MLP", times, {})})
+    assert f"| `set_detect_anomaly` | {anomaly} |\n| `detect()` | {detection} |\n" in shown
+
+
 def test_each_mode_of_a_default_run_has_a_column():
     """Fails if the name of a mode has a comma, at which the option --modes is split."""
     modes = ",".join(steps.MODES).split(",")
