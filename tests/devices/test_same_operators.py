@@ -128,7 +128,7 @@ def difference(plain: list[tuple[str, int]], watched: list[tuple[str, int]]) -> 
 @pytest.mark.breadth(6)
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("train", [in_a_loop, under_a_guard, with_shared_gradients, with_shared_weights])
-@pytest.mark.parametrize("make", [gpt2, resnet50, llama])
+@pytest.mark.parametrize("make", [gpt2, pytest.param(resnet50, marks=pytest.mark.breadth(0)), llama])
 def test_a_step_calls_the_same_operators_with_and_without_detection(machine, device, make, train, where):
     place = torch.device("cpu") if where == "host" else device
 
