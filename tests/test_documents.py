@@ -38,12 +38,34 @@ def test_the_public_names_are_the_same_wherever_they_are_listed():
     assert "public interface is `torchnan.__all__`" in (REPOSITORY / "docs" / "release.md").read_text()
 
 
+def _sources():
+    suffixes = {".h", ".cpp", ".py", ".pyi"}
+    return [p for folder in ("csrc", "torchnan") for p in (REPOSITORY / folder).rglob("*") if p.suffix in suffixes]
+
+
 def test_functions_on_the_design_page_exist():
     """A function that was renamed would be looked for in vain."""
     page = (REPOSITORY / "docs" / "design.md").read_text()
     names = {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)\(\)`", page)}
     assert "is_harmless" in names
-    suffixes = {".h", ".cpp", ".py", ".pyi"}
-    sources = [p for folder in ("csrc", "torchnan") for p in (REPOSITORY / folder).rglob("*") if p.suffix in suffixes]
-    code = "\n".join(path.read_text() for path in sources)
+    code = "\n".join(path.read_text() for path in _sources())
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", code)] == []
+
+
+# What stands wherever the code tells one harm, field or type of device from another.
+WITNESSES = {
+    "a harm": r"HarmKind::k(Guard|OptimizerState)\b|report_tensors\(\"optimizer_state",
+    "a field of a finding": r"\b(lineage_omitted|module_type)\b",
+    "a type of device": r'\bkCUDA\b|is_cuda\(|hasROCM|"cuda", ',
+}
+
+
+@pytest.mark.parametrize("change", WITNESSES)
+def test_the_map_names_every_place_of_a_change(change):
+    """A place that the map lacks is forgotten by whoever makes the change."""
+    page = (REPOSITORY / "docs" / "design.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| {change} |"))
+    named = set(re.findall(r"(\w+)\.(?:cpp|h|py|j2)\b", row))
+    found = {path.stem for path in _sources() if re.search(WITNESSES[change], path.read_text())}
+    assert found
+    assert found - named == set()
