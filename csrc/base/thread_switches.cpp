@@ -8,7 +8,9 @@ const unsigned long* counter = &kNone;
 
 }  // namespace
 
-void set_thread_switches(const unsigned long* of_host) { __atomic_store_n(&counter, of_host, __ATOMIC_RELEASE); }
+void set_thread_switches(const unsigned long* of_interpreter) {
+  __atomic_store_n(&counter, of_interpreter, __ATOMIC_RELEASE);
+}
 
 uint64_t thread_switches() noexcept {
   return __atomic_load_n(__atomic_load_n(&counter, __ATOMIC_ACQUIRE), __ATOMIC_ACQUIRE);

@@ -120,7 +120,7 @@ void Scanner::forget_after_fork() {
   }
 }
 
-void Scanner::set_host(c10::DeviceType type, const ScanFunctions* functions) {
+void Scanner::set_functions(c10::DeviceType type, const ScanFunctions* functions) {
   const std::lock_guard lock(scanners.mutex);
   scanners.functions[static_cast<size_t>(type)] = functions;
   for (std::atomic<bool>& has_none : scanners.has_none[static_cast<size_t>(type)]) has_none = false;

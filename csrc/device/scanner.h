@@ -52,7 +52,7 @@ class TORCHNAN_API Scanner {
 
   // Registers the kernel by which devices of a type are scanned. The functions must live as long as the process. CUDA
   // needs no registration. Devices of other types are scanned by operations of PyTorch, which is slower.
-  static void set_host(c10::DeviceType type, const ScanFunctions* functions);
+  static void set_functions(c10::DeviceType type, const ScanFunctions* functions);
 
   // Returns what scans a device: "a kernel"; empty without a scanner.
   static std::string name_of(c10::Device device);

@@ -26,7 +26,7 @@ from torchnan.config.options import OptionError
 from torchnan.config.text import printable, type_name
 from torchnan.training.capture import Capture, load_capture, require_capture
 from torchnan.training.guard.event import FINITE_IN_EAGER, SUSPECTS_OF_TRANSIENT
-from torchnan.training.guard.step.replay import Replay
+from torchnan.training.guard.step.replay import ReplayedStep
 
 NAME = "replay"
 HELP = "run a captured step again, and name its origin"
@@ -106,7 +106,7 @@ def _named(text: str, option: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _text(capture: Capture, replayed: Replay) -> str:
+def _text(capture: Capture, replayed: ReplayedStep) -> str:
     seen = printable(str(capture.event.get("seen")), 1000)
     head = f"torchnan: step {capture.step} of rank {capture.rank}, captured as: {seen}"
     lines = [head]

@@ -94,7 +94,7 @@ void use_stubs() {
   library.impl("mul_.Tensor", &binary_in_place);
   library.impl("_foreach_add_.List", &add_lists_in_place);
   library.impl("_foreach_sqrt", &square_roots);
-  Scanner::set_host(kType, &kFunctions);
+  Scanner::set_functions(kType, &kFunctions);
 }
 
 }  // namespace torchnan::lagging

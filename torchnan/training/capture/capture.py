@@ -26,7 +26,7 @@ from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.operation import Operation
 from torchnan.training.guard.step.random_state import RandomState, process_states_kept
-from torchnan.training.guard.step.replay import Replay, replay
+from torchnan.training.guard.step.replay import ReplayedStep, replay
 from torchnan.training.storage import folder_reader, rank_folders
 from torchnan.training.storage.classes import title
 from torchnan.training.storage.codec import decode
@@ -100,7 +100,7 @@ class Capture:
         self,
         model: torch.nn.Module,
         step_fn: Callable[[torch.nn.Module, Any], Any],
-    ) -> Replay:
+    ) -> ReplayedStep:
         """Runs the step twice under ``detect()``.
 
         Args:
@@ -132,7 +132,7 @@ class Capture:
         model: torch.nn.Module,
         step_fn: Callable[[torch.nn.Module, Any], Any],
         *,
-        replayed: Replay | None = None,
+        replayed: ReplayedStep | None = None,
     ) -> Trials:
         """Runs the step once for each remedy that fits its origin, and leaves weights, buffers, gradients and random
         states as they are.
@@ -153,7 +153,7 @@ class Capture:
             return self._try_remedies(model, step_fn, replayed or self.replay(model, step_fn))
 
     def _try_remedies(
-        self, model: torch.nn.Module, step_fn: Callable[[torch.nn.Module, Any], Any], replayed: Replay
+        self, model: torch.nn.Module, step_fn: Callable[[torch.nn.Module, Any], Any], replayed: ReplayedStep
     ) -> Trials:
         before = self._last_good()
         if replayed.verdict in (None, "transient"):

@@ -24,7 +24,7 @@ from torchnan.training.guard.step.gradients import nonfinite_among
 from torchnan.training.guard.step.lockstep import ANOTHER_RANK
 from torchnan.training.guard.step.operation import Operation, record
 from torchnan.training.guard.step.random_state import process_states_kept
-from torchnan.training.guard.step.replay import Replay, digest, not_replayed, replay
+from torchnan.training.guard.step.replay import ReplayedStep, digest, not_replayed, replay
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepObserver
 
@@ -132,7 +132,7 @@ class BadStepAnalyzer:
             operation = self._operation(event.finding, parts)
         self._captures.save(event, self._forward_backward, self._inputs, operation)
 
-    def _replay(self, event: StepEvent, anomaly: Anomaly, parts: int) -> Replay:
+    def _replay(self, event: StepEvent, anomaly: Anomaly, parts: int) -> ReplayedStep:
         reason = ""
         if anomaly.kind is AnomalyKind.INSTABILITY:
             reason = "everything in it is finite"
@@ -203,7 +203,9 @@ class BadStepAnalyzer:
             return None
         return record(lambda: self._rerun(parts), finding)
 
-    def _name_cause(self, event: StepEvent, anomaly: Anomaly, replayed: Replay, nonfinite: tuple[str, ...]) -> None:
+    def _name_cause(
+        self, event: StepEvent, anomaly: Anomaly, replayed: ReplayedStep, nonfinite: tuple[str, ...]
+    ) -> None:
         """Fills in verdict, origin and cause.
 
         Args:
@@ -247,7 +249,7 @@ class BadStepAnalyzer:
         agreed: dict[str, str] = json.loads(self._agreement.broadcast_text(json.dumps(mine), owner))
         return agreed
 
-    def _cause(self, replayed: Replay, anomaly: Anomaly, origin: str, is_model_good: bool) -> Cause:
+    def _cause(self, replayed: ReplayedStep, anomaly: Anomaly, origin: str, is_model_good: bool) -> Cause:
         if not is_model_good:
             return "model"
         if replayed.verdict in ("transient", "nondeterministic"):

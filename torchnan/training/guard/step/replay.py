@@ -29,7 +29,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class ReplayedStep:
     """The result of replaying a step.
 
     Attributes:
@@ -49,9 +49,9 @@ class Replay:
     reason: str = ""
 
 
-def not_replayed(reason: str) -> Replay:
+def not_replayed(reason: str) -> ReplayedStep:
     """Returns the result for a step that could not be replayed."""
-    return Replay(None, reason=reason)
+    return ReplayedStep(None, reason=reason)
 
 
 def digest(losses: tuple[torch.Tensor, ...], parameters: list[tuple[str, torch.Tensor]]) -> str:
@@ -83,7 +83,7 @@ def _bits(tensor: torch.Tensor) -> int:
 
 def replay(
     rerun: Rerun, forward_backward: ForwardBackward, agreement: Agreement, *, original: str, step: int
-) -> Replay:
+) -> ReplayedStep:
     """Runs a step twice under ``detect()`` and classifies the result. Collective.
 
     A step whose origin is in a compiled region is run once more without ``torch.compile``.
@@ -120,7 +120,7 @@ def replay(
         finite_in_eager, eager = _run_in_eager(rerun, forward_backward, agreement, step)
         if finding is not None and finding.origin == "compiled" and eager is not None:
             finding = eager  # it names the operation
-    return Replay(_verdict(was_bad, alike), finding, same_bits, finite_in_eager)
+    return ReplayedStep(_verdict(was_bad, alike), finding, same_bits, finite_in_eager)
 
 
 def _run_in_eager(
