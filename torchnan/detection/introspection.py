@@ -261,7 +261,7 @@ def calling_line() -> tuple[str, int] | None:
     """Returns the user's line that is calling an operation; ``None`` if a node of the backward pass calls it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _ENGINE:
-        if not _is_internal_file(frame.f_code.co_filename):
+        if not is_internal(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
@@ -491,11 +491,6 @@ def _written_by_installers() -> set[str]:
     from importlib import metadata  # not needed before a command calls an operation
 
     return {command.name for command in metadata.entry_points(group="console_scripts")}
-
-
-@functools.lru_cache(maxsize=1000)
-def _is_internal_file(file: str) -> bool:
-    return is_internal(file)
 
 
 def _lines(frames: list[RawFrame]) -> list[Line]:
