@@ -20,7 +20,7 @@ namespace torchnan {
 namespace {
 
 constexpr const char* kCounting = "counting non-finite values on a device";
-constexpr const char* kFollowed = "; its next call is replayed if it makes one too";
+constexpr const char* kHeldNext = "; its next call is replayed if it makes one too";
 
 void fill_tensor(const Event& event, const DetectionSession& session, Finding& facts) {
   const TensorSnapshot& then = event.tensor;
@@ -87,9 +87,9 @@ void fill_external_origin(const Event& event, const DetectionSession& session, O
 // Marks a region that made a bad value. Returns the region as the report names it.
 std::shared_ptr<const ReplayedRegion> marked(std::shared_ptr<const ReplayedRegion> region, DetectionSession& session) {
   if (region->mark == nullptr || !region->mark->set(session)) return region;
-  ReplayedRegion followed = *region;
-  followed.facts.obstacle += kFollowed;
-  return std::make_shared<const ReplayedRegion>(std::move(followed));
+  ReplayedRegion marked = *region;
+  marked.facts.obstacle += kHeldNext;
+  return std::make_shared<const ReplayedRegion>(std::move(marked));
 }
 
 }  // namespace

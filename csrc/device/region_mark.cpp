@@ -4,8 +4,8 @@ namespace torchnan {
 
 bool RegionMark::set(DetectionSession& session) {
   const SessionNumber number(session);
-  if (counted_in_.exchange(number) != number) followed_ = 0;
-  if (followed_ >= kMaxFollowed) return false;
+  if (counted_in_.exchange(number) != number) held_ = 0;
+  if (held_ >= kMaxHeld) return false;
   marked_in_ = number;
   return true;
 }
@@ -13,7 +13,7 @@ bool RegionMark::set(DetectionSession& session) {
 bool RegionMark::take(DetectionSession& session) {
   SessionNumber number(session);
   if (!marked_in_.compare_exchange_strong(number, SessionNumber())) return false;
-  ++followed_;
+  ++held_;
   return true;
 }
 

@@ -10,13 +10,13 @@
 
 namespace torchnan {
 
-// The next call of a marked region is followed: it keeps its inputs, waits for its results, and is replayed if they are
+// The next call of a marked region is held: it holds its inputs, waits for its results, and is replayed if they are
 // not finite. A mark holds in the session that set it. All functions may be called on any thread.
 class TORCHNAN_API RegionMark {
  public:
-  static constexpr int64_t kMaxFollowed = 32;  // calls of a region in a session: a region may return a mask every time
+  static constexpr int64_t kMaxHeld = 32;  // calls of a region in a session: a region may return a mask every time
 
-  // Returns false if no more calls may be followed in this session.
+  // Returns false if no more calls may be held in this session.
   bool set(DetectionSession& session);
 
   // Removes the mark. Returns whether it was set in this session.
@@ -25,7 +25,7 @@ class TORCHNAN_API RegionMark {
  private:
   std::atomic<SessionNumber> marked_in_{};
   std::atomic<SessionNumber> counted_in_{};
-  std::atomic<int64_t> followed_{0};
+  std::atomic<int64_t> held_{0};
 };
 
 }  // namespace torchnan

@@ -27,7 +27,7 @@ struct ReplayedRegion {
   bool is_backward = false;            // it is a backward pass, although no autograd engine runs it
   bool replays_gradients = false;      // its backward pass is replayed, after its forward pass
   int64_t step = 0;                    // the step of a call that is replayed later; 0 if it is the current one
-  std::shared_ptr<RegionMark> mark{};  // set if a device finds that it made a bad value; null if it cannot be followed
+  std::shared_ptr<RegionMark> mark{};  // set if a device finds that it made a bad value; null if no call is held
 
   bool is_in_backward_pass() const { return is_backward || replays_gradients; }
 

@@ -246,7 +246,7 @@ void bind_compiled_regions(py::module_& m) {
   m.def("end_replay", [] { set_replayed_region(nullptr); });
   m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("border"), py::arg("obstacle"),
         py::arg("kernels"));
-  m.def("capture_stack", [] { return StackTable::instance().current_stack_id(); });
+  m.def("current_stack", [] { return StackTable::instance().current_stack_id(); });
   m.def("stack_frames", &stack_frames, py::arg("stack"));
   m.def("provenance_of", &provenance_of, py::arg("tensor"));
   m.def("set_provenance", &set_provenance, py::arg("tensor"), py::arg("provenance"));

@@ -24,7 +24,6 @@ constexpr const char* kOtherReplay = "another call was being replayed when the d
 struct KeptCall {
   std::shared_ptr<RegionCall> call;
   SessionNumber session;
-  int64_t step;
 };
 std::deque<KeptCall>& kept = *new std::deque<KeptCall>;  // guarded by the GIL; never destroyed: Python ends before
 
@@ -80,7 +79,8 @@ void forget_calls_of_other_steps(DetectionSession& session) {
   const SessionNumber number(session);
   const int64_t step = session.step();
   const auto is_of_other_step = [&](const KeptCall& one) {
-    return one.session == number && one.step != step && one.step != step - 1;  // numbers may start again
+    const int64_t of_call = one.call->step();
+    return one.session == number && of_call != step && of_call != step - 1;  // numbers may start again
   };
   if (std::any_of(kept.begin(), kept.end(), is_of_other_step)) forget_if(is_of_other_step);
 }
@@ -96,7 +96,7 @@ void keep(std::shared_ptr<RegionCall> call, DetectionSession& session) {
     bytes -= oldest->call->bytes_kept();
     oldest->call->release_memory();
   }
-  kept.push_back({std::move(call), SessionNumber(session), session.step()});
+  kept.push_back({std::move(call), SessionNumber(session)});
 }
 
 int64_t bytes_of_kept_calls() {

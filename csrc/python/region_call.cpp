@@ -39,6 +39,8 @@ constexpr int64_t kMaxCopiedBytes = int64_t{1} << 20;
 constexpr const char* kDiscarded = "its compiled code was discarded before the device reported";
 constexpr const char* kFiniteReplay = "its replay gave finite values";
 constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
+constexpr const char* kPassHasRun = "its backward pass has run before";
+constexpr const char* kOverwrittenBeforePass = "its inputs were overwritten before its backward pass";
 
 thread_local bool runs_on_device = false;
 
@@ -103,12 +105,6 @@ bool contains(const std::vector<size_t>& indices, size_t i) {
   return std::find(indices.begin(), indices.end(), i) != indices.end();
 }
 
-std::vector<at::Tensor> tensors_of(std::vector<RegionResult> parts) {
-  std::vector<at::Tensor> tensors;
-  for (RegionResult& part : parts) tensors.push_back(std::move(part.tensor));
-  return tensors;
-}
-
 int64_t version_of(const py::object& argument) {
   const at::Tensor* tensor = tensor_in(argument);
   return tensor == nullptr || tensor->is_inference() ? -1 : static_cast<int64_t>(tensor->_version());
@@ -144,25 +140,18 @@ RegionBorder::RegionBorder(const py::kwargs& given) {
   take("compared", compared);
   take("unwritten", unwritten);
   take("note_unwritten", note_unwritten);
-  take("follow", follow);
+  take("watch_backward", watch_backward);
   take("explain_late", explain_late);
 }
 
-std::shared_ptr<const ReplayedRegion> RegionBorder::on_device(bool receives) {
-  if (on_device_ != nullptr) return on_device_;
-  ReplayedRegion region{facts};
-  if (facts.obstacle.empty()) {
-    region.facts.obstacle = std::string(kGoneInputs) + (receives ? kUnseenCollectives : "");
-    if (!receives) region.mark = mark;
+std::shared_ptr<const ReplayedRegion> RegionBorder::on_device(std::string_view obstacle, bool may_be_held) {
+  if (on_device_ == nullptr || on_device_->facts.obstacle != obstacle || (on_device_->mark != nullptr) != may_be_held) {
+    ReplayedRegion region{facts};
+    region.facts.obstacle = obstacle;
+    if (may_be_held) region.mark = mark;
+    on_device_ = std::make_shared<const ReplayedRegion>(std::move(region));
   }
-  return on_device_ = std::make_shared<const ReplayedRegion>(std::move(region));
-}
-
-std::shared_ptr<const ReplayedRegion> RegionBorder::refused(const std::string& obstacle) {
-  if (refused_ != nullptr && refused_->facts.obstacle == obstacle) return refused_;
-  ReplayedRegion region{facts};
-  region.facts.obstacle = obstacle;
-  return refused_ = std::make_shared<const ReplayedRegion>(std::move(region));
+  return on_device_;
 }
 
 Modes::Modes() {
@@ -172,16 +161,26 @@ Modes::Modes() {
   }
 }
 
-RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& args, const DetectionSession& session)
+RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& args, DetectionSession& session)
     : border_(std::move(border)) {
-  if (!run_contained(session, "preparing the call of a compiled region", [&] { record(args, session.options()); })) {
-    obstacle_ = "the inputs of its replay could not be recorded";
-    is_followed_ = is_kept_ = false;
+  if (!run_contained(session, "preparing the call of a compiled region", [&] { record(args, session); })) {
+    refuse("the inputs of its replay could not be recorded");
   }
 }
 
+void RegionCall::refuse(std::string why) {
+  state_ = State::kRefused;
+  refusal_ = std::move(why);
+}
+
+void RegionCall::lose(const char* why) {
+  if (!can_be_replayed()) return;
+  state_ = State::kLost;
+  loss_ = why;
+}
+
 py::object RegionCall::run(const py::handle& function, const py::tuple& args) {
-  if (has_collectives_ && !is_released_ && obstacle_.empty()) return run_receiving(function, args);
+  if (has_collectives_ && state_ == State::kHeld) return run_receiving(function, args);
   const UncheckedKernels unchecked;
   const auto leave = c10::make_scope_exit([outer = runs_on_device] { runs_on_device = outer; });
   runs_on_device = device_.has_value();
@@ -189,12 +188,20 @@ py::object RegionCall::run(const py::handle& function, const py::tuple& args) {
 }
 
 void RegionCall::begin_backward(const py::tuple& gradients) {
-  if (nonfinite_registry().in_use()) record_given_gradients(gradients);
-  if (device_) {
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (session == nullptr) return;
+  run_contained(*session, "recording the gradients of a compiled region", [&] {
+    if (nonfinite_registry().in_use()) {
+      for (const at::Tensor& part : parts_of(gradients)) record_region_use(part, /*is_compared=*/false);
+    }
+    if (!device_) return;
     given_backward_ = on_devices_;
-    record_on_devices(gradients, given_backward_);
-  }
-  if (is_kept_) keep_gradients(gradients);
+    record_on_devices(gradients, given_backward_, *session);
+    if (state_ != State::kKept) return;
+    const bool is_list = gradients.size() == 1 && PyList_CheckExact(py::object(gradients[0]).ptr());
+    const auto given = is_list ? py::sequence(gradients[0]) : py::sequence(gradients);
+    kept_.inputs.keep_gradients(given, session->options().max_copied_bytes - bytes_of_kept_calls());
+  });
 }
 
 py::object RegionCall::run_receiving(const py::handle& function, const py::tuple& args) {
@@ -206,8 +213,8 @@ py::object RegionCall::run_receiving(const py::handle& function, const py::tuple
     return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));
   }();
   if (received_.bytes() > received_.max_bytes) {
-    obstacle_ = "its collectives bring " + std::to_string(received_.bytes()) +
-                " bytes, and max_copied_bytes=" + std::to_string(received_.max_bytes);
+    refuse("its collectives bring " + std::to_string(received_.bytes()) +
+           " bytes, and max_copied_bytes=" + std::to_string(received_.max_bytes));
   }
   return results;
 }
@@ -220,15 +227,15 @@ BadValues RegionCall::check_results(const py::handle& results) {
     run_contained(*session, "checking the results of a compiled region", [&] {
       note_randomness();
       const Objects outputs = items_of(results);
-      bad = check_all(outputs, *session, on_devices_, border_->unwritten, forward_);
-      if (device_ && !is_followed_ && !bad.empty()) note_given();
-      if (is_kept_ || !bad.empty() || is_differentiable(outputs)) note_stack();
-      follow_into_backward(outputs);
-      if (is_kept_) {
-        ids_ = ids();
+      bad = check_all(outputs, *session, on_devices_, border_->unwritten, kept_.forward);
+      if (device_ && state_ != State::kHeld && !bad.empty()) note_given();
+      if (state_ == State::kKept || !bad.empty() || is_differentiable(outputs)) note_stack();
+      attach_to_node(outputs);
+      if (state_ == State::kKept) {
+        kept_.ids = ids();
         forget_calls_of_other_steps(*session);
-        inputs_.keep(arguments_, copied_indices_, session->options());
-        step_ = session->step();
+        kept_.inputs.keep(held_.arguments, held_.copied_indices, session->options());
+        kept_.step = session->step();
         keep(shared_from_this(), *session);
       }
       heed_devices(*session);
@@ -245,7 +252,7 @@ void RegionCall::record_read_by_backward(const py::handle& results) {
   if (!device_ || session == nullptr) return;
   run_contained(*session, "recording the results of a compiled region", [&] {
     const Objects outputs = items_of(results);
-    if (is_differentiable(outputs)) record_on_devices(outputs, on_devices_);
+    if (is_differentiable(outputs)) record_on_devices(outputs, on_devices_, *session);
   });
 }
 
@@ -253,7 +260,7 @@ void RegionCall::note_stack() { stack_ = StackTable::instance().current_stack_id
 
 void RegionCall::end_forward() {
   written_.clear();
-  if (outputs_.empty() || !obstacle_.empty()) release();
+  if (outputs_.empty() || !can_be_replayed()) release();
 }
 
 BadValues RegionCall::check_gradients(const py::handle& gradients) {
@@ -262,56 +269,48 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
   if (session == nullptr || !is_active_in_backward(*session)) return {};
   BadValues bad;
   run_contained(*session, "checking the gradients of a compiled region", [&] {
-    bad = check_all(items_of(gradients), *session, given_backward_, {}, backward_);
-    if (is_kept_) {
-      inputs_.release_returned(items_of(gradients));
-      backward_.stack = StackTable::instance().current_stack_id();
+    bad = check_all(items_of(gradients), *session, given_backward_, {}, kept_.backward);
+    if (state_ == State::kKept) {
+      kept_.inputs.release_returned(items_of(gradients));
+      kept_.backward.stack = StackTable::instance().current_stack_id();
     }
     heed_devices(*session);
     border_->finite_passes += bad.empty();
-    if (bad.empty() || !obstacle_.empty()) return;
-    if (is_released_) {
-      obstacle_ = "its backward pass has run before";
-    } else if (!is_untouched()) {
-      obstacle_ = "its inputs were overwritten before its backward pass";
-    }
+    if (!bad.empty() && !is_untouched()) lose(kOverwrittenBeforePass);
   });
   return bad;
 }
 
 void RegionCall::release() {
-  if (!is_kept_) forget();
+  if (state_ == State::kKept) return;
+  lose(kPassHasRun);
+  drop_inputs();
 }
 
 void RegionCall::forget() {
-  if (is_kept_) obstacle_ = kGoneInputs;
-  is_kept_ = false;
-  inputs_ = {};
-  forward_ = backward_ = {};
-  arguments_.clear();
-  versions_.clear();
-  copied_indices_.clear();
-  unread_.clear();
+  lose(kGoneInputs);
+  drop_inputs();
+}
+
+void RegionCall::drop_inputs() {
+  held_ = {};
+  kept_ = {};
   written_.clear();
   received_.clear();
-  random_state_.reset();
-  device_random_state_.reset();
-  device_random_state_after_.reset();
-  is_released_ = true;
 }
 
 py::list RegionCall::arguments() const {
   const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
-  py::list list = list_of(arguments_);
-  inputs_.restore(list);
-  for (const Unread& one : unread_) list[one.index] = py::cast(at::zeros(one.sizes, one.options));
+  py::list list = list_of(held_.arguments);
+  kept_.inputs.restore(list);
+  for (const Unread& one : held_.unread) list[one.index] = py::cast(at::zeros(one.sizes, one.options));
   return list;
 }
 
 std::vector<uintptr_t> RegionCall::ids() const {
-  if (is_kept_ && !ids_.empty()) return ids_;
+  if (!kept_.ids.empty()) return kept_.ids;
   std::vector<uintptr_t> ids;
-  for (const py::object& argument : arguments_) ids.push_back(reinterpret_cast<uintptr_t>(argument.ptr()));
+  for (const py::object& argument : held_.arguments) ids.push_back(reinterpret_cast<uintptr_t>(argument.ptr()));
   return ids;
 }
 
@@ -328,14 +327,14 @@ py::object RegionCall::received() const {
 
 py::dict RegionCall::random_states() const {
   py::dict states;
-  if (random_state_.defined()) states["cpu"] = random_state_;
-  if (device_random_state_.defined()) states[py::str(device_->str())] = device_random_state_;
+  if (held_.random_state.defined()) states["cpu"] = held_.random_state;
+  if (held_.device_random_state.defined()) states[py::str(device_->str())] = held_.device_random_state;
   return states;
 }
 
 py::dict RegionCall::device_random_states_after() const {
   py::dict states;
-  if (device_random_state_after_.defined()) states[py::str(device_->str())] = device_random_state_after_;
+  if (held_.device_random_state_after.defined()) states[py::str(device_->str())] = held_.device_random_state_after;
   return states;
 }
 
@@ -356,66 +355,73 @@ bool RegionCall::is_differentiable(const Objects& outputs) {
   });
 }
 
-// Compiled autograd passes a list first, which the call empties.
-void RegionCall::record(const py::tuple& args, const Options& options) {
-  for (const py::handle tensor : border_->own) arguments_.push_back(py::reinterpret_borrow<py::object>(tensor));
-  for (const py::handle argument : args) {
-    if (!PyList_CheckExact(argument.ptr()) || !argument.is(args[0])) {
-      arguments_.push_back(py::reinterpret_borrow<py::object>(argument));
-      continue;
-    }
-    for (const py::handle item : argument) arguments_.push_back(py::reinterpret_borrow<py::object>(item));
-    boxed_ = arguments_.size() - border_->own.size();
-  }
-  obstacle_ = border_->facts.obstacle;
+void RegionCall::record(const py::tuple& args, DetectionSession& session) {
+  hold(args);
   has_collectives_ = border_->has_collectives;
-  for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
+  for (size_t i = 0; i < held_.arguments.size(); ++i) record_argument(i);
   if (!device_) device_ = border_->device;
   if (device_) {
     resolve_earlier_alarm();
-    record_on_devices(arguments_, on_devices_);
+    record_on_devices(held_.arguments, on_devices_, session);
+    if (!border_->compared.empty() && boxed_ == 0) record_compared(session);
   }
-  if (device_ && !border_->compared.empty() && boxed_ == 0) record_compared();
-  record_mutated(options.max_copied_bytes);
-  if (device_ && obstacle_.empty()) {
-    is_followed_ = !has_collectives_ && has_to_be_followed();
-    is_kept_ = !is_followed_ && may_be_kept();
-    if (!is_followed_ && !is_kept_) obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
-  }
+  choose_state(session, record_mutated());
   keep_mutated();
   if (device_) prepare_writes();
-  if (device_ && !is_followed_ && !is_kept_) arguments_.clear();  // which the region may free
-  if (!obstacle_.empty() || !border_->is_random.value_or(true)) return;
-  random_state_ = random_state_of(at::kCPU);
-  if (device_) device_random_state_ = random_state_of(*device_);
+  if (device_ && !can_be_replayed()) held_.arguments.clear();  // which the region may free
+  if (!can_be_replayed() || !border_->is_random.value_or(true)) return;
+  held_.random_state = random_state_of(at::kCPU);
+  if (device_) held_.device_random_state = random_state_of(*device_);
+}
+
+// Compiled autograd passes a list first, which the call empties.
+void RegionCall::hold(const py::tuple& args) {
+  for (const py::handle tensor : border_->own) held_.arguments.push_back(py::reinterpret_borrow<py::object>(tensor));
+  for (const py::handle argument : args) {
+    if (!PyList_CheckExact(argument.ptr()) || !argument.is(args[0])) {
+      held_.arguments.push_back(py::reinterpret_borrow<py::object>(argument));
+      continue;
+    }
+    for (const py::handle item : argument) held_.arguments.push_back(py::reinterpret_borrow<py::object>(item));
+    boxed_ = held_.arguments.size() - border_->own.size();
+  }
+}
+
+void RegionCall::choose_state(DetectionSession& session, int64_t bytes_to_copy) {
+  const int64_t max_bytes = session.options().max_copied_bytes;
+  if (!border_->facts.obstacle.empty()) return refuse(border_->facts.obstacle);
+  if (bytes_to_copy > max_bytes) {
+    return refuse("it overwrites " + std::to_string(bytes_to_copy) +
+                  " bytes of arguments, and max_copied_bytes=" + std::to_string(max_bytes));
+  }
+  if (!device_) return;
+  if (has_collectives_) return refuse(std::string(kGoneInputs) + kUnseenCollectives);
+  if (has_to_be_held(session)) return;
+  if (!may_be_kept(bytes_to_copy)) return lose(kGoneInputs);
+  state_ = State::kKept;
 }
 
 // It may mark this region. The arguments are recorded afterwards: what makes them bad is found with the results.
 void RegionCall::resolve_earlier_alarm() const {
-  if (ThreadState::current().session() == nullptr || devices().is_capturing()) return;
-  if (devices().is_alarmed() && !has_known_bad()) resolve(Delivery::kDeferred);
+  if (!devices().is_capturing() && devices().is_alarmed() && !has_known_bad()) resolve(Delivery::kDeferred);
 }
 
 // A call whose stream is being captured cannot wait. With when="origin", every operation waits.
-bool RegionCall::has_to_be_followed() const {
-  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
-  if (session == nullptr || devices().is_capturing()) return false;
-  return session->reports_origins() || border_->mark->take(*session);
+bool RegionCall::has_to_be_held(DetectionSession& session) const {
+  return !devices().is_capturing() && (session.reports_origins() || border_->mark->take(session));
 }
 
 // A device can replay a call later if little has to be copied for that. A list of arguments is emptied by the call, so
 // that the values in it can be freed.
-bool RegionCall::may_be_kept() const {
-  const bool copies_little = copied_indices_.size() - unread_.size() <= kMaxCopies && bytes_to_copy_ <= kMaxCopiedBytes;
-  return boxed_ == 0 && copies_little && !has_collectives_ && !has_other_tensors_ && !devices().is_capturing();
-}
-
-void RegionCall::keep_gradients(const py::tuple& gradients) {
-  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
-  if (session == nullptr) return;
-  const bool is_list = gradients.size() == 1 && PyList_CheckExact(py::object(gradients[0]).ptr());
-  const auto given = is_list ? py::sequence(gradients[0]) : py::sequence(gradients);
-  inputs_.keep_gradients(given, session->options().max_copied_bytes - bytes_of_kept_calls());
+bool RegionCall::may_be_kept(int64_t bytes_to_copy) const {
+  const bool copies_little =
+      held_.copied_indices.size() - held_.unread.size() <= kMaxCopies && bytes_to_copy <= kMaxCopiedBytes;
+  const auto can_be_kept = [](const py::object& argument) {
+    const at::Tensor* const tensor = tensor_in(argument);
+    return tensor == nullptr || KeptTensor::is_possible(*tensor);
+  };
+  return boxed_ == 0 && copies_little && !devices().is_capturing() &&
+         std::all_of(held_.arguments.begin(), held_.arguments.end(), can_be_kept);
 }
 
 void RegionCall::LateResults::record(const std::vector<RegionResult>& parts) {
@@ -433,18 +439,18 @@ bool RegionCall::LateResults::has(uint64_t event) const {
   return std::any_of(events.begin(), events.end(), [event](const auto& one) { return one.second == event; });
 }
 
-bool RegionCall::has_result(uint64_t event) const { return forward_.has(event) || backward_.has(event); }
+bool RegionCall::has_result(uint64_t event) const { return kept_.forward.has(event) || kept_.backward.has(event); }
 
 LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
-  LateResults& results = forward_.has(event) ? forward_ : backward_;
-  if (!results.is_replayed) {
-    std::string obstacle = inputs_.obstacle(&results == &backward_);
+  LateResults& results = kept_.forward.has(event) ? kept_.forward : kept_.backward;
+  if (!results.found) {
+    std::string obstacle = kept_.inputs.obstacle(&results == &kept_.backward);
     if (!obstacle.empty()) return {nullptr, std::move(obstacle)};
     if (!find_late(results, kinds_of)) return {nullptr, kDiscarded};
   }
   for (const auto& [index, number] : results.events) {
-    const auto found = number == event ? results.found.find(index) : results.found.end();
-    if (found != results.found.end()) return {found->second, ""};
+    const auto found = number == event ? results.found->find(index) : results.found->end();
+    if (found != results.found->end()) return {found->second, ""};
   }
   return {nullptr, kFiniteReplay};
 }
@@ -462,106 +468,91 @@ bool RegionCall::find_late(LateResults& results, KindsOfEvent kinds_of) {
     if (kinds.any() && values[index].defined()) kinds = kinds_anywhere(values[index]);
     if (kinds.any()) bad.emplace_back(index, bits_of(kinds));
   }
-  const bool is_backward = &results == &backward_;
-  const py::object tangents = is_backward ? py::cast(inputs_.gradients()) : py::object(py::none());
+  const bool is_backward = &results == &kept_.backward;
+  const py::object tangents = is_backward ? py::cast(kept_.inputs.gradients()) : py::object(py::none());
   const py::object found = border_->explain_late(shared_from_this(), bad, values, tangents);
   if (found.is_none()) return false;
-  results.is_replayed = true;
+  results.found.emplace();
   for (const auto& [index, handle] : found.cast<std::map<size_t, ProvenanceHandle>>())
-    results.found[index] = handle.provenance;
+    results.found->emplace(index, handle.provenance);
   return true;
 }
 
 void RegionCall::record_argument(size_t index) {
-  const py::object& argument = arguments_[index];
+  const py::object& argument = held_.arguments[index];
   const at::Tensor* tensor = tensor_in(argument);
   if (tensor == nullptr) return;
   if (!tensor->is_cpu() && !device_) device_ = tensor->device();
-  has_other_tensors_ = has_other_tensors_ || !KeptTensor::is_possible(*tensor);
   if (!has_collectives_ && is_subclass(*tensor)) has_collectives_ = border_->is_distributed(argument).cast<bool>();
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
 }
 
-void RegionCall::record_given_gradients(const py::tuple& gradients) const {
-  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
-  if (session == nullptr) return;
-  std::vector<RegionResult> parts;
-  for (const py::handle value : gradients) add_parts_of(value, parts);
-  run_contained(*session, "recording the gradients of a compiled region", [&] {
-    for (const RegionResult& part : parts) record_region_use(part.tensor, /*is_compared=*/false);
-  });
-}
-
-// Records the tensors among some values, and in lists and tuples of them, that are on devices.
+// Records the tensors among some values, and in lists of them, that are on devices.
 template <typename Values>
-void RegionCall::record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const {
-  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
-  if (session == nullptr) return;
-  std::vector<RegionResult> parts;
-  for (const py::handle value : values) add_parts_of(value, parts);
-  const std::vector<at::Tensor> tensors = tensors_of(std::move(parts));
+void RegionCall::record_on_devices(const Values& values, DeviceCheck::Arguments& recorded,
+                                   DetectionSession& session) const {
+  const std::vector<at::Tensor> tensors = parts_of(values);
   const py::gil_scoped_release no_gil;
-  run_contained(*session, "recording the arguments of a compiled region", [&] {
-    DeviceCheck::Arguments found = record_region_arguments(*session, tensors);
-    recorded.read.insert(recorded.read.end(), found.read.begin(), found.read.end());
-    recorded.intended |= found.intended;
-    if (found.given != nullptr) recorded.given = std::move(found.given);
-  });
+  DeviceCheck::Arguments found = record_region_arguments(session, tensors);
+  recorded.read.insert(recorded.read.end(), found.read.begin(), found.read.end());
+  recorded.intended |= found.intended;
+  if (found.given != nullptr) recorded.given = std::move(found.given);
 }
 
-void RegionCall::record_compared() const {
-  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
-  if (session == nullptr) return;
-  std::vector<RegionResult> parts;
-  for (const size_t i : border_->compared) add_parts(i, arguments_[i], parts);
-  const std::vector<at::Tensor> tensors = tensors_of(std::move(parts));
+void RegionCall::record_compared(DetectionSession& session) const {
+  std::vector<py::object> compared;
+  for (const size_t i : border_->compared) compared.push_back(held_.arguments[i]);
+  const std::vector<at::Tensor> tensors = parts_of(compared);
   const py::gil_scoped_release no_gil;
-  run_contained(*session, "recording the comparisons of a compiled region",
-                [&] { record_region_comparison(*session, tensors); });
+  record_region_comparison(session, tensors);
 }
 
-// Adds the plain tensors that a value consists of, if it is a tensor.
-void RegionCall::add_parts(size_t index, const py::handle& value, std::vector<RegionResult>& parts) const {
+// Visits the plain tensors that a value consists of, if it is a tensor.
+template <typename Visit>
+void RegionCall::visit_parts(const py::handle& value, Visit&& visit) const {
   const at::Tensor* tensor = tensor_in(value);
   if (tensor == nullptr) return;
-  if (!is_subclass(*tensor)) return void(parts.push_back({index, *tensor}));
-  for (const py::handle part : border_->parts(value)) parts.push_back({index, *tensor_in(part)});
+  if (!is_subclass(*tensor)) return visit(*tensor);
+  for (const py::handle part : border_->parts(value)) visit(*tensor_in(part));
 }
 
-// The same for the items of a list, too.
-void RegionCall::add_parts_of(const py::handle& value, std::vector<RegionResult>& parts) const {
-  add_parts(0, value, parts);
-  if (!PyList_CheckExact(value.ptr())) return;
-  for (const py::handle item : value) add_parts(0, item, parts);
+// Returns the plain tensors among some values, and in lists of them.
+template <typename Values>
+std::vector<at::Tensor> RegionCall::parts_of(const Values& values) const {
+  std::vector<at::Tensor> parts;
+  const auto add = [&parts](const at::Tensor& part) { parts.push_back(part); };
+  for (const py::handle value : values) {
+    visit_parts(value, add);
+    if (!PyList_CheckExact(value.ptr())) continue;
+    for (const py::handle item : value) visit_parts(item, add);
+  }
+  return parts;
 }
 
-void RegionCall::record_mutated(int64_t max_bytes) {
+// Returns how many bytes have to be copied.
+int64_t RegionCall::record_mutated() {
+  int64_t bytes_to_copy = 0;
   for (const size_t i : border_->mutated) {
-    const at::Tensor* tensor = i < arguments_.size() ? tensor_in(arguments_[i]) : nullptr;
+    const at::Tensor* tensor = i < held_.arguments.size() ? tensor_in(held_.arguments[i]) : nullptr;
     if (tensor == nullptr) continue;
-    copied_indices_.push_back(i);
-    written_.push_back(arguments_[i]);
+    held_.copied_indices.push_back(i);
+    written_.push_back(held_.arguments[i]);
     if (has_to_be_copied(i, *tensor)) {
-      bytes_to_copy_ += static_cast<int64_t>(tensor->nbytes());
+      bytes_to_copy += static_cast<int64_t>(tensor->nbytes());
     } else {
-      unread_.push_back({i, tensor->sizes().vec(), tensor->options()});
-      arguments_[i] = py::none();
+      held_.unread.push_back({i, tensor->sizes().vec(), tensor->options()});
+      held_.arguments[i] = py::none();
     }
   }
-  if (obstacle_.empty() && bytes_to_copy_ > max_bytes) {
-    obstacle_ = "it overwrites " + std::to_string(bytes_to_copy_) +
-                " bytes of arguments, and max_copied_bytes=" + std::to_string(max_bytes);
-  }
+  return bytes_to_copy;
 }
 
 // The region may overwrite what the replay of another call needs, such as weights.
 void RegionCall::prepare_writes() const {
   if (written_.empty() || !devices().has_to_prepare_writes()) return;
-  std::vector<RegionResult> parts;
-  for (const py::object& value : written_) add_parts(0, value, parts);
   std::vector<const c10::StorageImpl*> storages;
-  for (const RegionResult& part : parts) {
-    if (part.tensor.has_storage()) storages.push_back(storage_of(part.tensor));
+  for (const at::Tensor& part : parts_of(written_)) {
+    if (part.has_storage()) storages.push_back(storage_of(part));
   }
   const py::gil_scoped_release no_gil;
   devices().prepare_writes(storages);
@@ -575,12 +566,14 @@ bool RegionCall::has_to_be_copied(size_t index, const at::Tensor& tensor) const 
 
 // Keeps overwritten arguments in their previous state. The tensor itself would refer to the node that holds this call.
 void RegionCall::keep_mutated() {
-  if (!obstacle_.empty() && nonfinite_registry().in_use()) record_given();
-  if (!obstacle_.empty()) unread_.clear();
-  for (const size_t i : copied_indices_) {
-    const at::Tensor* tensor = tensor_in(arguments_[i]);
+  if (!can_be_replayed()) {
+    if (nonfinite_registry().in_use()) record_given();
+    held_.unread.clear();
+  }
+  for (const size_t i : held_.copied_indices) {
+    const at::Tensor* tensor = tensor_in(held_.arguments[i]);
     if (tensor == nullptr) continue;  // it is not read
-    arguments_[i] = obstacle_.empty() ? py::cast(copied(*tensor)) : py::object(py::none());
+    held_.arguments[i] = can_be_replayed() ? py::cast(copied(*tensor)) : py::object(py::none());
   }
 }
 
@@ -598,22 +591,15 @@ void RegionCall::note_given() {
 }
 
 void RegionCall::note_randomness() {
-  if (device_random_state_.defined()) device_random_state_after_ = random_state_of(*device_);
-  if (!border_->is_random && random_state_.defined()) {
-    border_->is_random = !is_same_state(random_state_of(at::kCPU), random_state_) ||
-                         (device_ && !is_same_state(device_random_state_after_, device_random_state_));
+  if (held_.device_random_state.defined()) held_.device_random_state_after = random_state_of(*device_);
+  if (!border_->is_random && held_.random_state.defined()) {
+    border_->is_random = !is_same_state(random_state_of(at::kCPU), held_.random_state) ||
+                         (device_ && !is_same_state(held_.device_random_state_after, held_.device_random_state));
   }
   if (border_->is_random.value_or(true)) return;
-  random_state_.reset();
-  device_random_state_.reset();
-  device_random_state_after_.reset();
-}
-
-// Returns the region as the report names it when a device finds a result that is not finite.
-std::shared_ptr<const ReplayedRegion> RegionCall::region_on_device() const {
-  auto region = border_->on_device(has_collectives_);
-  if (obstacle_.empty() || obstacle_ == region->facts.obstacle) return region;
-  return border_->refused(obstacle_);
+  held_.random_state.reset();
+  held_.device_random_state.reset();
+  held_.device_random_state_after.reset();
 }
 
 // Checks written arguments first, because the records about a result that shares their memory are valid only then.
@@ -622,19 +608,25 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
                                 const DeviceCheck::Arguments& arguments, const std::vector<size_t>& unwritten,
                                 LateResults& late) {
   std::vector<RegionResult> parts;
-  for (size_t k = 0; k < written_.size(); ++k) add_parts(values.size() + k, written_[k], parts);
+  const auto add_parts = [&](size_t index, const py::object& value) {
+    visit_parts(value, [&](const at::Tensor& part) { parts.push_back({index, part}); });
+  };
+  for (size_t k = 0; k < written_.size(); ++k) add_parts(values.size() + k, written_[k]);
   const size_t first_result = parts.size();
   for (size_t i = 0; i < values.size(); ++i) {
-    if (!contains(unwritten, i)) add_parts(i, values[i], parts);
+    if (!contains(unwritten, i)) add_parts(i, values[i]);
   }
   const bool is_on_host =
       std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.tensor.is_cpu(); });
-  const auto region = is_on_host ? nullptr : region_on_device();
+  const auto region = is_on_host ? nullptr
+                                 : border_->on_device(can_be_replayed() ? kGoneInputs : obstacle(),
+                                                      /*may_be_held=*/state_ != State::kRefused);
+  const bool waits = device_ && state_ == State::kHeld;
   BadValues bad;
   const py::gil_scoped_release no_gil;
-  if (is_followed_) find_kinds_on_devices(parts);
+  if (waits) find_kinds_on_devices(parts);
   if (!is_on_host) record_results_on_devices(session, arguments, parts, region);
-  if (is_kept_) late.record(parts);
+  if (state_ == State::kKept) late.record(parts);
   ThreadState& thread = ThreadState::current();
   for (size_t p = 0; p < parts.size(); ++p) {
     if (parts[p].is_on_device) continue;
@@ -647,10 +639,12 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
       bad.emplace_back(parts[p].index, bits_of(kinds));
     }
   }
-  if (is_followed_ && obstacle_.empty() && !bad.empty()) border_->mark->set(session);  // it may recur
-  if (!is_kept_ || bad.empty()) return bad;
-  const py::gil_scoped_acquire gil;
-  forget();  // a result on the host is explained at once
+  if (bad.empty()) return bad;
+  if (waits) border_->mark->set(session);  // it may recur
+  if (state_ == State::kKept) {            // a result on the host is explained at once
+    const py::gil_scoped_acquire gil;
+    forget();
+  }
   return bad;
 }
 
@@ -662,7 +656,7 @@ void RegionCall::heed_devices(DetectionSession& session) const {
 }
 
 // Attaches this object to the node that the call made, if any, until its backward pass.
-void RegionCall::follow_into_backward(const Objects& outputs) {
+void RegionCall::attach_to_node(const Objects& outputs) {
   py::object node;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const at::Tensor* tensor = tensor_in(outputs[i]);
@@ -672,17 +666,17 @@ void RegionCall::follow_into_backward(const Objects& outputs) {
     if (node && made.is(node)) outputs_.emplace_back(i, tensor->output_nr());
   }
   if (!node) return;
-  for (const py::object& argument : arguments_) versions_.push_back(version_of(argument));
-  if (Py_TYPE(node.ptr()) != border_->followed) {
-    border_->follow(node);
-    border_->followed = Py_TYPE(node.ptr());
+  for (const py::object& argument : held_.arguments) held_.versions.push_back(version_of(argument));
+  if (Py_TYPE(node.ptr()) != border_->watched) {
+    border_->watch_backward(node);
+    border_->watched = Py_TYPE(node.ptr());
   }
   node.attr("metadata")["torchnan"] = py::cast(shared_from_this());
 }
 
 bool RegionCall::is_untouched() const {
-  for (size_t i = 0; i < arguments_.size() && i < versions_.size(); ++i) {
-    if (versions_[i] != version_of(arguments_[i])) return false;
+  for (size_t i = 0; i < held_.arguments.size() && i < held_.versions.size(); ++i) {
+    if (held_.versions[i] != version_of(held_.arguments[i])) return false;
   }
   return true;
 }

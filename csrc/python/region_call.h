@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -61,30 +62,26 @@ struct RegionBorder {
   std::vector<size_t> unwritten;      // indices of the results that are uninitialized memory
   // records which results of a call are uninitialized, and where they were allocated
   pybind11::function note_unwritten;
-  pybind11::function follow;  // lets the class of a backward node check the results of its nodes
+  pybind11::function watch_backward;  // lets the class of a backward node check the results of its nodes
   // returns the provenances, by index, of results that a device has found to be non-finite after the call
   pybind11::function explain_late;
-  std::optional<bool> is_random;     // not known before the first call
-  PyTypeObject* followed = nullptr;  // the class that `follow` was called with last
-  int64_t finite_calls = 0;          // calls with finite results
-  int64_t finite_passes = 0;         // backward passes with finite gradients
+  std::optional<bool> is_random;    // not known before the first call
+  PyTypeObject* watched = nullptr;  // the class that `watch_backward` was called with last
+  int64_t finite_calls = 0;         // calls with finite results
+  int64_t finite_passes = 0;        // backward passes with finite gradients
 
   // Takes the facts by their names above, those of the compiled function as `region`, `file`, `line` and `obstacle`.
   // Throws KeyError if one is missing.
   explicit RegionBorder(const pybind11::kwargs& given);
 
-  // Returns the region as the report names it when a device finds a result that is not finite. `receives`: it has
-  // collectives.
-  std::shared_ptr<const ReplayedRegion> on_device(bool receives);
-
-  // The same for a call that cannot be replayed for another reason.
-  std::shared_ptr<const ReplayedRegion> refused(const std::string& obstacle);
+  // Returns the region as the report names it when a device finds a result that is not finite, and nothing replays the
+  // call. `may_be_held`: the next call may hold its inputs and wait.
+  std::shared_ptr<const ReplayedRegion> on_device(std::string_view obstacle, bool may_be_held);
 
   const std::shared_ptr<RegionMark> mark = std::make_shared<RegionMark>();  // of calls on devices
 
  private:
-  std::shared_ptr<const ReplayedRegion> on_device_;
-  std::shared_ptr<const ReplayedRegion> refused_;  // for the last obstacle
+  std::shared_ptr<const ReplayedRegion> on_device_;  // the last one
 };
 
 // The modes of a thread that change what operations do.
@@ -98,9 +95,13 @@ struct Modes {
 };
 
 // Keeps everything that the replay of a call needs until its results, or those of its backward pass, have been checked.
+// Its constructor chooses a state (choose_state()); later:
+//   kHeld -> kLost      after its backward pass (release()), or if that finds other values in the inputs
+//   kHeld -> kRefused   if its collectives bring too many bytes (run_receiving())
+//   kKept -> kLost      when kept_calls.h drops it, or if a result on the host is explained at once (forget())
 class RegionCall : public std::enable_shared_from_this<RegionCall> {
  public:
-  RegionCall(std::shared_ptr<RegionBorder> border, const pybind11::tuple& args, const DetectionSession& session);
+  RegionCall(std::shared_ptr<RegionBorder> border, const pybind11::tuple& args, DetectionSession& session);
 
   // Calls a function of generated code. Kernels that it calls through the dispatcher are part of the region and are not
   // checked: they work on memory of fused kernels, which was not observed. The values that collectives bring are kept,
@@ -111,7 +112,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void begin_backward(const pybind11::tuple& gradients);
 
   // Checks the results of the region, followed by the arguments that it wrote. Those on devices are scanned later,
-  // unless this call is followed.
+  // unless the call is held.
   BadValues check_results(const pybind11::handle& results);
 
   // Records the results that its backward pass may read on devices. Called after check_results(), and after bad results
@@ -137,10 +138,10 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   bool has_result(uint64_t event) const;
 
   // Releases the memory that a kept call holds. It can still be replayed if the program keeps its inputs.
-  void release_memory() { inputs_.release_memory(); }
+  void release_memory() { kept_.inputs.release_memory(); }
 
   // Returns the bytes that are kept alive after the call.
-  int64_t bytes_kept() const { return inputs_.bytes(); }
+  int64_t bytes_kept() const { return kept_.inputs.bytes(); }
 
   // Finds the provenance of a result of a kept call.
   LateReplay replay_late(uint64_t event, KindsOfEvent kinds_of);
@@ -154,22 +155,31 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::object received() const;     // operator, group, value (or None) of all received; None without collectives
   pybind11::dict random_states() const;  // of generators before the call, by device; empty if it draws nothing
   pybind11::dict device_random_states_after() const;  // those of devices after it; empty if it draws nothing
-  const std::vector<size_t>& copied_indices() const { return copied_indices_; }
+  const std::vector<size_t>& copied_indices() const { return held_.copied_indices; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
   std::vector<uintptr_t> ids() const;  // of the arguments, as Python's id()
   std::string device() const { return device_ ? device_->str() : ""; }
-  const std::string& obstacle() const { return obstacle_; }
+  std::string_view obstacle() const { return state_ == State::kRefused ? std::string_view(refusal_) : loss_; }
   const Modes& modes() const { return modes_; }
   size_t boxed() const { return boxed_; }
   SiteId stack() const { return stack_; }
-  SiteId stack_of_pass() const { return backward_.stack; }  // of the backward pass, if it is replayed later; else 0
-  int64_t step() const { return step_; }                    // of a call that is replayed later; else 0
+  // Of a call that is replayed later: the stack of its backward pass, and its step; else 0.
+  SiteId stack_of_pass() const { return kept_.backward.stack; }
+  int64_t step() const { return kept_.step; }
   const pybind11::object& given() const { return given_; }
   const pybind11::object& provenances() const { return provenances_; }
   void set_provenances(pybind11::object found) { provenances_ = std::move(found); }
 
  private:
   using Objects = c10::SmallVector<pybind11::object, 16>;
+
+  // What becomes of a result that is not finite.
+  enum class State {
+    kHeld,     // the call holds its inputs, and is replayed at once; on a device it waits for the results
+    kKept,     // a device reports the result later, and the call is replayed then, if its inputs still exist
+    kLost,     // the inputs are gone: a new origin
+    kRefused,  // the same, and every such call is refused
+  };
 
   // An argument that a call overwrites without reading it: a replay gets zeros.
   struct Unread {
@@ -181,78 +191,90 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   // What a kept call, or its backward pass, has returned.
   struct LateResults {
     std::vector<std::pair<size_t, uint64_t>> events;  // indices of the results, and the events that recorded them
-    std::map<size_t, std::shared_ptr<const Provenance>> found;
-    bool is_replayed = false;
+    std::optional<std::map<size_t, std::shared_ptr<const Provenance>>> found;  // once they have been replayed
     SiteId stack = 0;
 
     void record(const std::vector<RegionResult>& parts);
     bool has(uint64_t event) const;
   };
 
+  // What only a replay needs.
+  struct Held {
+    std::vector<pybind11::object> arguments;  // the region's own tensors and its arguments
+    std::vector<int64_t> versions;            // versions of the arguments at the end of the call
+    std::vector<size_t> copied_indices;       // indices of overwritten arguments, which a replay gets copies of
+    std::vector<Unread> unread;               // those of them that were not copied
+    at::Tensor random_state;                  // of the host's generator
+    at::Tensor device_random_state;           // of that of device_
+    at::Tensor device_random_state_after;     // the same after the call
+  };
+
+  // What a kept call needs beside it, in place of the arguments.
+  struct Kept {
+    KeptInputs inputs;
+    std::vector<uintptr_t> ids;  // as ids()
+    int64_t step = 0;
+    LateResults forward;
+    LateResults backward;
+  };
+
   static Objects items_of(const pybind11::handle& results);
   static bool is_differentiable(const Objects& outputs);
 
-  void record(const pybind11::tuple& args, const Options& options);
+  bool can_be_replayed() const { return state_ == State::kHeld || state_ == State::kKept; }
+  void refuse(std::string why);
+  void lose(const char* why);
+  void drop_inputs();
+
+  void record(const pybind11::tuple& args, DetectionSession& session);
+  void hold(const pybind11::tuple& args);
+  void choose_state(DetectionSession& session, int64_t bytes_to_copy);
+  bool has_to_be_held(DetectionSession& session) const;
+  bool may_be_kept(int64_t bytes_to_copy) const;
   void record_argument(size_t index);
-  void record_mutated(int64_t max_bytes);
+  int64_t record_mutated();
   void prepare_writes() const;
   bool has_to_be_copied(size_t index, const at::Tensor& tensor) const;
   void keep_mutated();
   template <typename Values>
-  void record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const;
-  void add_parts(size_t index, const pybind11::handle& value, std::vector<RegionResult>& parts) const;
-  void add_parts_of(const pybind11::handle& value, std::vector<RegionResult>& parts) const;
-  void record_compared() const;
-  void record_given_gradients(const pybind11::tuple& gradients) const;
+  void record_on_devices(const Values& values, DeviceCheck::Arguments& recorded, DetectionSession& session) const;
+  template <typename Visit>
+  void visit_parts(const pybind11::handle& value, Visit&& visit) const;
+  template <typename Values>
+  std::vector<at::Tensor> parts_of(const Values& values) const;
+  void record_compared(DetectionSession& session) const;
   void record_given();
   void note_given();
   pybind11::object run_receiving(const pybind11::handle& function, const pybind11::tuple& args);
   void resolve_earlier_alarm() const;
-  bool has_to_be_followed() const;
-  bool may_be_kept() const;
-  void keep_gradients(const pybind11::tuple& gradients);
   bool find_late(LateResults& results, KindsOfEvent kinds_of);
   void note_randomness();
-  std::shared_ptr<const ReplayedRegion> region_on_device() const;
   BadValues check_all(const Objects& values, DetectionSession& session, const DeviceCheck::Arguments& arguments,
                       const std::vector<size_t>& unwritten, LateResults& late);
   void heed_devices(DetectionSession& session) const;
-  void follow_into_backward(const Objects& outputs);
+  void attach_to_node(const Objects& outputs);
   bool is_untouched() const;
 
   std::shared_ptr<RegionBorder> border_;
-  std::vector<pybind11::object> arguments_;          // the region's own tensors and its arguments
-  std::vector<int64_t> versions_;                    // versions of the arguments at the end of the call
-  std::vector<size_t> copied_indices_;               // indices of overwritten arguments, which a replay gets copies of
-  std::vector<Unread> unread_;                       // those of them that were not copied
+  Held held_;
+  Kept kept_;
   std::vector<pybind11::object> written_;            // the tensors themselves
   std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its index among the node's results
-  at::Tensor random_state_;                          // of the host's generator
-  at::Tensor device_random_state_;                   // of that of device_
-  at::Tensor device_random_state_after_;             // the same after the call
   Modes modes_;
   std::optional<NodeSite> inside_ = current_node_site();  // the node whose hook or function makes the call
-  std::string obstacle_;                                  // why the call cannot be replayed; empty if it can
+  State state_ = State::kHeld;
+  std::string refusal_;    // why it is refused
+  const char* loss_ = "";  // why it is lost
   // provenance of a non-finite argument that is overwritten and was not copied
   pybind11::object given_ = pybind11::none();
   pybind11::object provenances_ = pybind11::tuple();  // of the region's results, once they have been found
   SiteId stack_ = 0;
-  int64_t bytes_to_copy_ = 0;  // of overwritten arguments
-  size_t boxed_ = 0;           // number of arguments in a list, which the call empties
-  ReceivedValues received_;    // by the collectives of the call, and then of its backward pass
+  size_t boxed_ = 0;         // number of arguments in a list, which the call empties
+  ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
   bool has_collectives_ = false;
-  bool has_other_tensors_ = false;     // whether an argument is sparse or of a subclass, for example
-  std::optional<c10::Device> device_;  // of the first argument that is not on the host, or of the results
-  bool is_followed_ = false;           // whether it waits for its results on devices, and may be replayed
-  bool is_kept_ = false;               // whether it may be replayed later
-  std::vector<uintptr_t> ids_;         // as ids(), of a kept call
-  KeptInputs inputs_;                  // of a kept call
-  int64_t step_ = 0;
-  LateResults forward_;
-  LateResults backward_;
+  std::optional<c10::Device> device_;      // of the first argument that is not on the host, or of the results
   DeviceCheck::Arguments on_devices_;      // what the backward pass may read on devices: arguments and results
   DeviceCheck::Arguments given_backward_;  // what the last backward pass read there
-  bool is_released_ = false;
 };
 
 }  // namespace torchnan

@@ -201,8 +201,8 @@ def test_every_replay_of_a_line_has_the_same_call_site(entry):
     """As many as replays would fill the table of call sites, and findings would have no line from then on."""
     stack = [Line("train.py", 1, "<module>"), entry]
     for _ in range(100):  # CPython specializes a call after some runs, and then makes it at another instruction
-        call_under(stack, _C.capture_stack)
-    sites = {call_under(stack, _C.capture_stack) for _ in range(3)}
+        call_under(stack, _C.current_stack)
+    sites = {call_under(stack, _C.current_stack) for _ in range(3)}
     assert len(sites) == 1
     assert 0 not in sites
 

@@ -92,7 +92,8 @@ def _checked(
     compiled: types.FunctionType,
 ) -> Any:
     from torchnan.detection.compiled import called_modules, torch_internals
-    from torchnan.detection.compiled.region import Region, Traced
+    from torchnan.detection.compiled.region import Region
+    from torchnan.detection.compiled.replay import Traced
 
     overwritten = torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
     weights, gradient = sources

@@ -136,7 +136,7 @@ def modules_of_call(
         known.setdefault((variable,), module)
     found = {}
     for key, one in traced.items():
-        called = _follow(known, one)
+        called = _module_below(known, one)
         if called is None and one.path not in shared:
             called = one.module()
         if called is not None:
@@ -191,7 +191,7 @@ def _fitting(modules: Iterable[torch.nn.Module], kind: type | None) -> list[torc
     return [module for module in modules if kind is None or type(module) is kind]
 
 
-def _follow(known: dict[Path, torch.nn.Module], traced: TracedModule) -> torch.nn.Module | None:
+def _module_below(known: dict[Path, torch.nn.Module], traced: TracedModule) -> torch.nn.Module | None:
     """Returns the module below the innermost known one of its path; ``None`` if the path leads elsewhere."""
     for length in range(len(traced.path), 0, -1):
         module = known.get(traced.path[:length])

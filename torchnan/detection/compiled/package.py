@@ -108,7 +108,8 @@ def _checked(loader: Any, run: Callable[..., Any], inputs: list[Any]) -> Callabl
 
 
 def _region(loader: Any, run: Callable[..., Any], made_of: PackagedGraph | None, obstacle: str) -> Callable[..., Any]:
-    from torchnan.detection.compiled.region import Region, Traced
+    from torchnan.detection.compiled.region import Region
+    from torchnan.detection.compiled.replay import Traced
 
     known, weights = weakref.ref(loader), 0 if made_of is None else len(made_of.weights)
 

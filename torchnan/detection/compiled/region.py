@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 from torchnan._load import _C
 from torchnan.detection import introspection, shards, signal_handlers
 from torchnan.detection.compiled import compiled_autograd, compiled_step, replay, torch_internals
-from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
-from torchnan.detection.compiled.explanations import Border, Explanation, Explanations, pattern_of
+from torchnan.detection.compiled.called_modules import modules_of_call
+from torchnan.detection.compiled.explanations import Appearance, Explanation, Explanations, Signature
 from torchnan.detection.compiled.graph import (
     allocator_of,
     as_list,
@@ -28,6 +27,7 @@ from torchnan.detection.compiled.graph import (
     unwritten_outputs,
 )
 from torchnan.detection.compiled.probe import NEGINF, Probe
+from torchnan.detection.compiled.replay import Traced
 from torchnan.detection.compiled.stack import Line, call_under, calling_stack
 from torchnan.detection.containment import contained
 from torchnan.detection.errors import may_be_of_nonfinite
@@ -39,29 +39,39 @@ _VALUES = "_torchnan_values"  # of an error: the session reports those that exis
 Bad = list[tuple[int, int]]  # index of a non-finite value among those that were checked, and the bits of its kinds
 
 
-@dataclasses.dataclass(frozen=True)
-class Traced:
-    """The sources of a region.
+@dataclasses.dataclass
+class _BadCall:
+    """A call of a region, or its backward pass, that gave values which are not finite.
 
     Attributes:
-        graph: a copy of the graph, see :func:`graph.copy_graph`.
-        tensors: the graph's own parameters and buffers by name.
-        modules: those in which nodes were traced, by their key in ``nn_module_stack``.
-        overwritten: indices of the inputs that a call overwrites, its own tensors first; ``None`` if unknown.
-        has_kernels: whether the kernels of the generated code can be observed.
-        weights: the parameters and buffers among the arguments, as far as their sources are known.
-        optimizer_gradient: one of the gradients of an optimizer step; ``None`` if it is not such a step.
-        device: of its results, if that is not the host; else empty.
+        call: the core's record of the call.
+        bad: these values.
+        values: the results and the arguments that the call wrote, or the gradients; ``None`` for one that is gone.
+        tangents: gradients of the results, if the backward pass made the values.
     """
 
-    graph: fx.GraphModule
-    tensors: dict[str, torch.Tensor]
-    modules: dict[str, TracedModule]
-    overwritten: list[int] | None
-    has_kernels: bool = True
-    weights: Sequence[Source] = ()
-    optimizer_gradient: Gradient | None = None
-    device: str = ""
+    call: Any
+    bad: Bad
+    values: Sequence[Any]
+    tangents: replay.Tangents | None = None
+
+    @functools.cached_property
+    def given(self) -> list[torch.Tensor]:
+        """The non-finite values among the arguments and the gradients."""
+        values = [*self.call.arguments, *(tangent for _, tangent in self.tangents or ())]
+        return [part for value in values for part in plain_parts(value) if _C.kinds_of(part)]
+
+    def given_causes(self) -> tuple[Any, Any]:
+        """Returns the provenance of a non-finite argument, and of one that is a mask; ``None`` if there is none.
+
+        A mask explains no other results than -inf, and no gradient.
+        """
+        of_inputs = (_C.input_provenance(part) for part in self.given)
+        of_forward_pass = (self.call.given,) if self.tangents is None else self.call.provenances
+        known = [one for one in (*of_forward_pass, *of_inputs) if one is not None]
+        accident = next((one for one in known if not one.is_intentional), None)
+        mask = next((one for one in known if one.is_intentional and self.tangents is None), None)
+        return accident, mask
 
 
 class Region:
@@ -98,7 +108,7 @@ class Region:
             compared=[] if graph is None else compared_inputs(graph, list(tensors)),
             unwritten=list(self.unwritten),
             note_unwritten=_weakly(self, Region._note_unwritten),
-            follow=_weakly(self, _check_in_backward),
+            watch_backward=_weakly(self, _check_in_backward),
             explain_late=_weakly(self, Region._explain_late),
         )
         weakref.finalize(self, self.border.forget_own).atexit = False  # calls keep the border alive
@@ -118,27 +128,27 @@ class Region:
     def _note_unwritten(self, results: Any) -> None:
         assert self.traced is not None  # else no result is known to be unwritten
         with _apart_from_handlers("recording memory that a compiled region has not written"):
-            values, here = as_list(results), _C.capture_stack()
+            values, here = as_list(results), _C.current_stack()
             if here not in self._allocations:
                 callers = calling_stack(_C.stack_frames(here))
                 modules = modules_of_call(self.traced.modules, (), callers, self.site)
                 stacks = [stack_of(node, callers, modules) for node in self.unwritten.values()]
-                capture = [functools.partial(call_under, stack, _C.capture_stack) for stack in stacks]
-                self._allocations[here] = replay.apart(lambda: [run() for run in capture])
+                intern = [functools.partial(call_under, stack, _C.current_stack) for stack in stacks]
+                self._allocations[here] = replay.apart(lambda: [run() for run in intern])
             for (i, node), stack in zip(self.unwritten.items(), self._allocations[here], strict=True):
                 for part in plain_parts(values[i]):
                     _C.record_allocation(part, stack, allocator_of(node))
 
     def _explain_results(self, call: Any, bad: Bad, results: Any) -> None:
         with _apart_from_handlers("following a compiled region"):
-            self._explain(call, bad, [*as_list(results), *call.written], None)
+            self._explain(_BadCall(call, bad, [*as_list(results), *call.written]))
             _report_written(call.written)
         call.end_forward()
 
     def explain_gradients(self, call: Any, bad: Bad, gradients: Sequence[Any], tangents: Sequence[Any]) -> None:
         """Finds the provenance of the non-finite gradients of a call."""
         with _apart_from_handlers("following a compiled region into its backward pass"):
-            self._explain(call, bad, gradients, _tangents(call, tangents))
+            self._explain(_BadCall(call, bad, gradients, _tangents(call, tangents)))
 
     def _explain_error(self, call: Any, error: BaseException) -> None:
         """Finds the non-finite values that an error of a call may be about, with their provenance."""
@@ -147,7 +157,7 @@ class Region:
             return
         with _apart_from_handlers("following a compiled region that raised an error"):
             explanations = self._known.setdefault(session, Explanations())
-            if not call.obstacle and not explanations.obstacle and not explanations.is_exhausted(None):
+            if not call.obstacle and not explanations.obstacle_to_replay(None):
                 explanations.count_replay(None)
                 with explanations.limiting_time(session.max_explanation_seconds):
                     error.__dict__[_VALUES] = _ValuesOfError(replay.find_before_error(self._recorded(call)))
@@ -159,93 +169,79 @@ class Region:
 
         Args:
             call: the call, which was kept.
-            bad: as for an explanation at the border.
-            values: the results, or the gradients; ``None`` for those that do not exist any more.
+            bad, values: as for :class:`_BadCall`.
             gradients: those that the backward pass was given, if it made the values.
         """
         with _apart_from_handlers("following a compiled region on a device"):
-            return self._provenances(call, bad, values, None if gradients is None else _tangents(call, gradients))
+            tangents = None if gradients is None else _tangents(call, gradients)
+            return self._provenances(_BadCall(call, bad, values, tangents))
         return {}
 
-    def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
-        for i, provenance in self._provenances(call, bad, values, tangents).items():
-            _set_provenance(values[i], provenance)
+    def _explain(self, one: _BadCall) -> None:
+        for i, provenance in self._provenances(one).items():
+            _set_provenance(one.values[i], provenance)
 
-    def _provenances(
-        self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None
-    ) -> dict[int, Any]:
+    def _provenances(self, one: _BadCall) -> dict[int, Any]:
         session = _C.current_session()
         assert session is not None  # else nothing is checked
         explanations = self._known.setdefault(session, Explanations())
-        obstacle = call.obstacle or explanations.obstacle
         explanation: Explanation | None = None
         found: dict[int, Any] = {}
+        obstacle = one.call.obstacle or explanations.obstacle
         if not obstacle:
             with explanations.limiting_time(session.max_explanation_seconds):
-                explanation, found = self._find(call, bad, values, tangents, explanations)
+                explanation, found = self._find(one, explanations)
             obstacle = explanations.obstacle
         if obstacle:
-            explanation, found = (
-                None,
-                self._at_border(call, bad, values, tangents, replay.ReplayResult({}, [], obstacle)),
-            )
-        if tangents is not None:  # the forward pass was run again, and found the same
-            found = {i: provenance.with_origins_of_forward_pass(call.provenances) for i, provenance in found.items()}
+            explanation, found = None, self._at_border(one, replay.ReplayResult({}, [], obstacle))
+        if one.tangents is None:
+            one.call.provenances = tuple(found.values())
+        else:  # the forward pass was run again, and found the same
+            known = one.call.provenances
+            found = {i: provenance.with_origins_of_forward_pass(known) for i, provenance in found.items()}
         if explanation is not None:
             explanation.latest = found
-        if tangents is None:
-            call.provenances = tuple(found.values())
         return found
 
-    def _find(
-        self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None, explanations: Explanations
-    ) -> tuple[Explanation | None, dict[int, Any]]:
+    def _find(self, one: _BadCall, explanations: Explanations) -> tuple[Explanation | None, dict[int, Any]]:
         """Returns the provenance of each non-finite value of a call: a replay finds it, or has found it before."""
-        recorded = self._recorded(call)
-        results = [part for i, _ in bad for part in plain_parts(values[i])]
-        border = self._seen(recorded, bad, tangents)
-        pattern = functools.partial(pattern_of, results, call.arguments)
-        assumed = explanations.assumed(border, pattern)
-        if assumed is not None:
-            return assumed, _repeated(assumed, _given(call, tangents), is_checked=False)
-        signature = replay.signature(recorded, tangents)
-        known = explanations.known(border, signature, [i for i, _ in bad])
-        if known is not None:
-            explanations.confirm(border, known, pattern)
-            return known, _repeated(known, _given(call, tangents), is_checked=True)
-        if explanations.is_exhausted(border.modules, signature):
-            obstacle = f"{explanations.replays} of its calls were replayed in this detection, as many as may be"
-            kernels = signature.kernels or replay.observed_kernels(recorded, tangents)
-            outcome = replay.ReplayResult({}, kernels, obstacle)
-            return None, self._at_border(call, bad, values, tangents, outcome, signature)
-        if call.boxed:
-            _follow_saved_values(call)
-        outcome = replay.find(recorded, dict(bad), values if tangents is None else (), tangents, signature)
-        found = self._at_border(call, bad, values, tangents, outcome, signature)
-        given = [_C.provenance_of(part) for part in _given(call, tangents)]
-        explanations.count_replay(border.modules)
-        return explanations.add(border, signature, found, given), found
+        recorded, given = self._recorded(one.call), one.given
+        seen = self._seen(recorded, one)
+        explanation, signature = explanations.look_up(
+            seen,
+            [i for i, _ in one.bad],
+            functools.partial(replay.signature, recorded, one.tangents),
+            functools.partial(replay.pattern_of, [one.values[i] for i, _ in one.bad], recorded.args),
+        )
+        if explanation is not None or signature is None:
+            assert explanation is not None
+            return explanation, explanation.repeated(given, is_checked=signature is not None)
+        obstacle = explanations.obstacle_to_replay(seen.modules, signature)
+        if one.call.boxed and not obstacle:
+            _trace_saved_values(given)
+        values = one.values if one.tangents is None else ()
+        found = self._at_border(
+            one, replay.find(recorded, dict(one.bad), values, one.tangents, signature, obstacle), signature
+        )
+        if obstacle:
+            return None, found
+        explanations.count_replay(seen.modules)
+        return explanations.add(seen, signature, found, [_C.provenance_of(part) for part in given]), found
 
-    def _seen(self, call: replay.RecordedCall, bad: Bad, tangents: replay.Tangents | None) -> Border:
+    def _seen(self, recorded: replay.RecordedCall, one: _BadCall) -> Appearance:
         session = _C.current_session()
-        finite = self.border.finite_calls if tangents is None else self.border.finite_passes
-        modules, rest = replay.border(call, tangents)
-        return Border((modules, rest, tuple(bad)), modules, finite, 0 if session is None else session.step)
+        finite = self.border.finite_calls if one.tangents is None else self.border.finite_passes
+        modules, rest = replay.appearance(recorded, one.tangents)
+        return Appearance((modules, rest, tuple(one.bad)), modules, finite, 0 if session is None else session.step)
 
     def _at_border(
-        self,
-        call: Any,
-        bad: Bad,
-        values: Sequence[Any],
-        tangents: replay.Tangents | None,
-        outcome: replay.ReplayResult,
-        signature: replay.Signature | None = None,
+        self, one: _BadCall, outcome: replay.ReplayResult, signature: Signature | None = None
     ) -> dict[int, Any]:
         """Completes the provenances: other values came from non-finite arguments, or have the region as their
         origin. The gradients of a pass have one."""
         found = dict(outcome.found)
-        missing = [(i, kinds) for i, kinds in bad if i not in found]
-        accident, mask = self._given_causes(call, tangents) if missing else (None, None)
+        missing = [(i, kinds) for i, kinds in one.bad if i not in found]
+        accident, mask = one.given_causes() if missing else (None, None)
         made = None  # the region's own origin, of gradients
         for i, kinds in missing:
             is_own = signature is not None and signature.is_finite(i)
@@ -253,55 +249,28 @@ class Region:
             if given is not None:
                 found[i] = given
                 continue
-            for part in plain_parts(values[i]):
+            for part in plain_parts(one.values[i]):
                 _C.record_border(part, i, self.border, outcome.obstacle, outcome.kernels)
                 provenance = _C.provenance_of(part)
                 if provenance is not None:
                     found[i] = provenance
-            if tangents is not None:
+            if one.tangents is not None:
                 made = found.get(i)
         return found
-
-    def _given_causes(self, call: Any, tangents: replay.Tangents | None) -> tuple[Any, Any]:
-        """Returns the provenance of a non-finite argument, and of one that is a mask; ``None`` if there is none.
-
-        A mask explains no other results than -inf, and no gradient.
-        """
-        of_inputs = (_C.input_provenance(part) for part in _given(call, tangents))
-        of_forward_pass = (call.given,) if tangents is None else call.provenances
-        known = [one for one in (*of_forward_pass, *of_inputs) if one is not None]
-        accident = next((one for one in known if not one.is_intentional), None)
-        mask = next((one for one in known if one.is_intentional and tangents is None), None)
-        return accident, mask
 
     def _recorded(self, call: Any) -> replay.RecordedCall:
         assert self.traced is not None  # else no call is replayed
         if self._probe is None:
             self._probe = Probe(self.traced.graph, list(self.traced.tensors))
-        weights, count = self.traced.weights, len(self.traced.tensors)
         stream = torch.accelerator.current_stream(call.device) if call.device else None
         return replay.RecordedCall(
-            graph=self.traced.graph,
-            compiled=self.compiled if self.traced.has_kernels and stream is None else None,
-            graph_tensors=list(self.traced.tensors),
-            modules=self.traced.modules,
-            weights=[(source.path, call.ids[count + source.argument]) for source in weights],
-            probe=self._probe,
-            is_random=bool(self.border.is_random),
+            made=call,
             args=call.arguments,
-            copied_indices=call.copied_indices,
-            received=call.received,
-            random_states=call.random_states,
-            device_random_states_after=call.device_random_states_after,
-            note_drawn=functools.partial(setattr, self.border, "is_random", True),
-            modes=call.modes,
+            border=self.border,
+            traced=self.traced,
+            compiled=self.compiled if self.traced.has_kernels and stream is None else None,
+            probe=self._probe,
             stream=stream,
-            is_inside_node=call.is_inside_node,
-            enter_node=call.enter_node,
-            stack=call.stack,
-            stack_of_pass=call.stack_of_pass,
-            step=call.step,
-            boxed=call.boxed,
             region=self.site,
         )
 
@@ -372,13 +341,13 @@ def _check_in_backward(region: Region, node: Any) -> None:
     function.backward, function._backward_impl = staticmethod(checked), staticmethod(run_unwatched)
 
 
-def _follow_saved_values(call: Any) -> None:
+def _trace_saved_values(given: Sequence[torch.Tensor]) -> None:
     """Finds the provenance of the values that compiled forward passes have kept for a pass of compiled autograd.
 
     Operations of a backward pass that Inductor has moved into the forward pass make such values.
     """
     for node in compiled_autograd.nodes_of_pass(compiled_autograd.roots_of_pass()):
-        unknown = [part for part in _given(call, None) if _C.provenance_of(part) is None and not part.requires_grad]
+        unknown = [part for part in given if _C.provenance_of(part) is None and not part.requires_grad]
         if not unknown:
             return
         forward = getattr(node, "metadata", {}).get(_RECORD)
@@ -406,30 +375,3 @@ def _set_provenance(value: Any, provenance: Any) -> None:
     for part in plain_parts(value):
         if _C.kinds_of(part):
             _C.set_provenance(part, provenance)
-
-
-def _repeated(explanation: Explanation, given: list[torch.Tensor], is_checked: bool) -> dict[int, Any]:
-    """Returns the provenance of the results of a call that came about as in an earlier one.
-
-    Args:
-        explanation: of the earlier call.
-        given: the non-finite values that this call was given, see :func:`_given`.
-        is_checked: whether the two calls were compared.
-    """
-    pairs = []
-    for then, part in zip(explanation.given, given, strict=True):
-        if then is None:
-            continue
-        now = _C.provenance_of(part)
-        if now is None:
-            (now,) = _C.repeated_in_this_call([then], [], is_checked)
-            _C.set_provenance(part, now)
-        pairs.append((then, now))
-    repeated = _C.repeated_in_this_call(list(explanation.provenances.values()), pairs, is_checked)
-    return dict(zip(explanation.provenances, repeated, strict=True))
-
-
-def _given(call: Any, tangents: replay.Tangents | None) -> list[torch.Tensor]:
-    """Returns the non-finite arguments of a region, or of its backward pass."""
-    values = [*call.arguments, *(tangent for _, tangent in tangents or ())]
-    return [part for value in values for part in plain_parts(value) if _C.kinds_of(part)]

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,15 @@ from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection.apart import in_modes, without_warnings
 from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, time_limit, torch_internals
-from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
+from torchnan.detection.compiled.called_modules import (
+    Gradient,
+    Path,
+    Source,
+    TracedModule,
+    arguments_of,
+    modules_of_call,
+)
+from torchnan.detection.compiled.explanations import Signature
 from torchnan.detection.compiled.graph import (
     Framing,
     allocates,
@@ -38,92 +47,59 @@ Tangents = list[tuple[int, torch.Tensor]]  # index among the graph's outputs, an
 
 
 @dataclasses.dataclass(frozen=True)
+class Traced:
+    """The sources of a region.
+
+    Attributes:
+        graph: a copy of the graph, see :func:`graph.copy_graph`.
+        tensors: the graph's own parameters and buffers by name.
+        modules: those in which nodes were traced, by their key in ``nn_module_stack``.
+        overwritten: indices of the inputs that a call overwrites, its own tensors first; ``None`` if unknown.
+        has_kernels: whether the kernels of the generated code can be observed.
+        weights: the parameters and buffers among the arguments, as far as their sources are known.
+        optimizer_gradient: one of the gradients of an optimizer step; ``None`` if it is not such a step.
+        device: of its results, if that is not the host; else empty.
+    """
+
+    graph: torch.fx.GraphModule
+    tensors: dict[str, torch.Tensor]
+    modules: dict[str, TracedModule]
+    overwritten: list[int] | None
+    has_kernels: bool = True
+    weights: Sequence[Source] = ()
+    optimizer_gradient: Gradient | None = None
+    device: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class RecordedCall:
     """A call of a region, with everything that is needed to run it again.
 
     Attributes:
-        graph: the graph that Dynamo traced.
+        made: what the core has recorded of it.
+        args: the graph's own tensors and the arguments; copies of those that the call has overwritten.
+        border: of the region. It knows whether calls draw random numbers.
+        traced: the sources of the region.
         compiled: runs the region; ``None`` if its kernels cannot be observed.
-        graph_tensors: names of the tensors that belong to the graph, which come first in ``args``.
-        modules: those that nodes were traced in, by their key in ``nn_module_stack``.
-        weights: the ids of the parameters and buffers that it was given, with their paths in the compiled function.
         probe: of the graph.
-        is_random: whether the call drew random numbers.
-        args: the tensors of the graph and the arguments; copies of those that the call has overwritten.
-        copied_indices: of these copies in ``args``.
-        received: what its collectives have brought; ``None`` if it has none.
-        random_states: of generators, before the call; empty if it is not known to draw random numbers.
-        device_random_states_after: of those of devices, after the call; empty if it is not known to draw any.
-        note_drawn: is called if a replay draws random numbers although the call is not known to.
-        modes: of the thread that made the call.
         stream: of the device that it ran on; ``None`` on the host.
-        is_inside_node: whether a node of a backward pass made the call.
-        enter_node: makes that node the one that this thread runs.
-        stack: id of the stack that it was made on.
-        stack_of_pass: of that on which its backward pass ran; 0 if it is the current one.
-        step: of the training in which it was made; 0 if it is the current one.
-        boxed: how many of the arguments came in a list, which the region empties.
         region: the function that was compiled.
     """
 
-    graph: torch.fx.GraphModule
-    compiled: Callable[..., Any] | None
-    graph_tensors: list[str]
-    modules: dict[str, TracedModule]
-    weights: list[tuple[Path, int]]
-    probe: Probe
-    is_random: bool
+    made: Any
     args: list[Any]
-    copied_indices: list[int]
-    received: Received | None
-    random_states: random_numbers.States
-    device_random_states_after: random_numbers.States
-    note_drawn: Callable[[], None]
-    modes: Any
+    border: Any
+    traced: Traced
+    compiled: Callable[..., Any] | None
+    probe: Probe
     stream: torch.Stream | None
-    is_inside_node: bool
-    enter_node: Callable[[], None]
-    stack: int
-    stack_of_pass: int
-    step: int
-    boxed: int
     region: Line
 
-
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """What tells the causes in a call from those in another, found without detection.
-
-    Attributes:
-        sources: the nodes or kernels where non-finite values begin; empty if nothing was found. Calls that look alike
-            at the border, and have the same sources, have the same causes.
-        reached: by which of them each output of the graph is reached; empty if it is not known, as for gradients.
-        kernels: that wrote non-finite values, if these were looked for.
-    """
-
-    sources: tuple[Hashable, ...]
-    reached: Reached
-    kernels: kernels.Kernels
-
     @property
-    def key(self) -> Hashable:
-        """Equal for calls with the same causes."""
-        return self.sources, self.reached
-
-    def sources_at(self, name: str) -> frozenset[Hashable]:
-        """Returns what is known of a node where non-finite values begin: the kinds that it has made."""
-        return frozenset(source for source in self.sources if isinstance(source, tuple) and source[0] == name)
-
-    def is_finite(self, result: int) -> bool:
-        """Whether a result is finite without generated code, which rounds and contracts differently."""
-        return result < len(self.reached) and not self.reached[result]
-
-    def reaching(self, results: Iterable[int]) -> frozenset[str] | None:
-        """Returns the names of the sources and inputs that reach some results; ``None`` if they are not known."""
-        indices = list(results)
-        if any(i >= len(self.reached) or self.is_finite(i) for i in indices):
-            return None
-        return frozenset[str]().union(*(self.reached[i] for i in indices))
+    def weights(self) -> list[tuple[Path, int]]:
+        """The ids of the parameters and buffers that it was given, with their paths in the compiled function."""
+        ids = self.made.ids[len(self.traced.tensors) :]
+        return [(source.path, ids[source.argument]) for source in self.traced.weights]
 
 
 @dataclasses.dataclass
@@ -142,7 +118,12 @@ class ReplayResult:
 
 
 def find(
-    call: RecordedCall, bad: dict[int, int], values: Sequence[Any], tangents: Tangents | None, signature: Signature
+    call: RecordedCall,
+    bad: dict[int, int],
+    values: Sequence[Any],
+    tangents: Tangents | None,
+    signature: Signature,
+    obstacle: str,
 ) -> ReplayResult:
     """Finds the provenance of non-finite results of a call.
 
@@ -156,17 +137,12 @@ def find(
             empty if the results are gradients.
         tangents: gradients of the outputs, if the results are gradients.
         signature: of the call.
+        obstacle: why the call is not replayed: then only its kernels are looked for. Empty if it is.
     """
-    session = _C.current_session()
-    passing = calling_stack(_C.stack_frames(call.stack_of_pass or _C.capture_stack()))
-    modules = modules_of_call(
-        call.modules,
-        call.weights,
-        _callers(call),
-        call.region,
-        sys._getframe() if tangents is None else None,  # no variable: a frame that refers to itself is garbage
-    )
-    one = _Replay(call, bad, tangents, session, passing, modules, values)
+    if obstacle:
+        return ReplayResult({}, signature.kernels or _observed_kernels(call, tangents), obstacle)
+    # no variable: a frame that refers to itself is garbage
+    one = _in_session(call, sys._getframe() if tangents is None else None, bad, tangents, values)
     return apart(functools.partial(one.run, signature))
 
 
@@ -180,9 +156,7 @@ def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torc
     Returns:
         Those that it has kept, and their provenances.
     """
-    modules = modules_of_call(call.modules, call.weights, _callers(call), call.region)
-    one = _Replay(call, {}, None, _C.current_session(), [], modules)
-    return apart(functools.partial(one.find_saved, saved))
+    return apart(functools.partial(_in_session(call, None).find_saved, saved))
 
 
 def find_before_error(call: RecordedCall) -> list[torch.Tensor]:
@@ -191,11 +165,10 @@ def find_before_error(call: RecordedCall) -> list[torch.Tensor]:
     Returns:
         These values.
     """
-    modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, sys._getframe())
-    return apart(_Replay(call, {}, None, _C.current_session(), [], modules).before_error)
+    return apart(_in_session(call, sys._getframe()).before_error)
 
 
-def border(call: RecordedCall, tangents: Tangents | None) -> tuple[Hashable, Hashable]:
+def appearance(call: RecordedCall, tangents: Tangents | None) -> tuple[Hashable, Hashable]:
     """Returns what is known of a call, or of its backward pass, before it runs: which modules or weights it was called
     with, and the rest.
 
@@ -205,9 +178,9 @@ def border(call: RecordedCall, tangents: Tangents | None) -> tuple[Hashable, Has
     """
     given = tuple(kinds_in(value) for value in (*call.args, *(tangent for _, tangent in tangents or ())))
     ids = [weight for _, weight in call.weights]
-    if call.modules and tangents is None:
+    if call.traced.modules and tangents is None:
         ids += [id(module) for _, module in arguments_of(sys._getframe(), call.region)]
-    return tuple(ids), (tangents is None, call.stack, given)
+    return tuple(ids), (tangents is None, call.made.stack, given)
 
 
 def signature(call: RecordedCall, tangents: Tangents | None) -> Signature:
@@ -217,16 +190,28 @@ def signature(call: RecordedCall, tangents: Tangents | None) -> Signature:
         call: the call.
         tangents: as for :func:`find`.
     """
-    return apart(_Replay(call, {}, tangents, None, [], {}).signature)
+    return apart(_Replay(call, tangents).signature)
 
 
-def observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.Kernels:
+def _observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.Kernels:
     """Returns the kernels of the generated code where the non-finite values of a call, or of its gradients, began."""
-    return apart(_Replay(call, {}, tangents, None, [], {}).observed_kernels)
+    return apart(_Replay(call, tangents).observed_kernels)
 
 
-def _callers(call: RecordedCall) -> list[Entry]:
-    return calling_stack(_C.stack_frames(call.stack), call.is_inside_node, is_backward_pass=call.boxed > 0)
+def _in_session(
+    call: RecordedCall,
+    frame: FrameType | None,
+    bad: dict[int, int] | None = None,
+    tangents: Tangents | None = None,
+    values: Sequence[Any] = (),
+) -> _Replay:
+    """Returns a replay that the current session watches. ``frame`` leads to the call, if it still runs."""
+    made = call.made
+    callers = calling_stack(_C.stack_frames(made.stack), made.is_inside_node, is_backward_pass=made.boxed > 0)
+    stack_of_pass = 0 if tangents is None else made.stack_of_pass or _C.current_stack()
+    passing = calling_stack(_C.stack_frames(stack_of_pass)) if stack_of_pass else []
+    modules = modules_of_call(call.traced.modules, call.weights, callers, call.region, frame)
+    return _Replay(call, tangents, bad, values, _C.current_session(), callers, passing, modules)
 
 
 def apart(run: Callable[[], T]) -> T:
@@ -239,6 +224,19 @@ def apart(run: Callable[[], T]) -> T:
             return run()
 
     return contextvars.copy_context().run(_C.run_apart, body, False)
+
+
+def pattern_of(results: Sequence[Any], arguments: Sequence[Any]) -> Hashable:
+    """Returns what tells where results are non-finite, and the boolean arguments; ``None`` if one is so everywhere."""
+
+    def parts() -> list[torch.Tensor] | None:
+        finite = [torch.isfinite(part.detach()) for result in results for part in plain_parts(result)]
+        if not all(part.any() for part in finite):
+            return None
+        return finite + [one for one in arguments if isinstance(one, torch.Tensor) and one.dtype == torch.bool]
+
+    compared = apart(parts)
+    return None if compared is None else tuple((part.shape, hash(part.cpu().numpy().tobytes())) for part in compared)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,20 +263,21 @@ class _Replay:
     def __init__(
         self,
         call: RecordedCall,
-        bad: dict[int, int],
         tangents: Tangents | None,
-        session: Any,
-        passing: list[Entry],
-        modules: Modules,
+        bad: dict[int, int] | None = None,
         values: Sequence[Any] = (),
+        session: Any = None,
+        callers: list[Entry] | None = None,
+        passing: list[Entry] | None = None,
+        modules: Modules | None = None,
     ) -> None:
-        self.passing = passing  # the stack on which the results were found bad: that of the backward pass
-        self.call, self.bad, self.tangents, self.session = call, bad, tangents, session
-        self.values = values
+        self.call, self.tangents, self.session = call, tangents, session
+        self.bad, self.values = bad or {}, values
+        self.callers = callers or []  # the stack of the call
+        self.passing = passing or []  # that of the backward pass, on which its results were found bad
+        self.modules = modules or {}
         self.is_beside_mask = False  # a result has non-finite elements that the mask in it does not explain
-        self.roots = compiled_autograd.roots_of_pass() if call.boxed else []
-        self.modules = modules
-        self.callers: list[Entry] = []
+        self.roots = compiled_autograd.roots_of_pass() if call.made.boxed else []
         self._way, self._bad_kernels = "traced", kernels.Kernels()
         self._lowered_once: _Lowered | None = None
 
@@ -291,10 +290,12 @@ class _Replay:
             args = self._writable(made)
             drawing = self._drawing()
             needs_graph = self.tangents is not None or self.call.probe.has_transforms
-            with as_received(self.call.received):
+            with as_received(self.call.made.received):
                 with drawing, torch.set_grad_enabled(needs_graph and torch.is_grad_enabled()):
-                    inputs = [*made[: len(self.call.graph_tensors)], *args]
-                    outputs, sources, reached = self.call.probe.run(inputs, self._passed(args), self.call.is_random)
+                    inputs = [*made[: len(self.call.traced.tensors)], *args]
+                    outputs, sources, reached = self.call.probe.run(
+                        inputs, self._passed(args), bool(self.call.border.is_random)
+                    )
                 if self.tangents is not None:
                     reached = ()
                     run = functools.partial(_gradients, outputs, made, self.tangents)
@@ -312,7 +313,6 @@ class _Replay:
 
     def run(self, signature: Signature) -> ReplayResult:
         """Finds the provenance of the bad results."""
-        self.callers = _callers(self.call)
         self._bad_kernels = self.observed_kernels()
         outcome = ReplayResult({}, self._bad_kernels, "")
         ways: list[tuple[str, Callable[[], dict[int, Any]]]] = [
@@ -340,7 +340,7 @@ class _Replay:
         if len(outcome.found) == len(bad):
             return outcome
         outcome.obstacle = f"its replay failed: {errors[0]}" if errors else "its replay gave finite values"
-        if self.tangents is not None and self.call.modes.packs_saved:
+        if self.tangents is not None and self.call.made.modes.packs_saved:
             outcome.obstacle += ", and calls no hook that packs or unpacks saved tensors"
         return outcome
 
@@ -349,10 +349,10 @@ class _Replay:
         """Makes the session see the operations inside as a part of the region."""
         region = self.call.region
         place = (region.function, region.file, region.line)
-        is_backward, replays_gradients = self.call.boxed > 0, self.tangents is not None
-        _C.begin_replay(*place, self._way, self._bad_kernels, is_backward, replays_gradients, self.call.step)
+        is_backward, replays_gradients = self.call.made.boxed > 0, self.tangents is not None
+        _C.begin_replay(*place, self._way, self._bad_kernels, is_backward, replays_gradients, self.call.made.step)
         _C.enter_session(self.session)
-        self.call.enter_node()
+        self.call.made.enter_node()
         try:
             yield
         finally:
@@ -365,26 +365,27 @@ class _Replay:
         time_limit.check()
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.without_open_transforms())
-            stack.enter_context(in_modes(self.call.modes, cache_enabled=False))
+            stack.enter_context(in_modes(self.call.made.modes, cache_enabled=False))
             if self.call.stream is not None:
                 stack.enter_context(_on_stream(self.call.stream))
                 # The engine's thread of the device may wait for this replay. inference_mode() resets this.
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            if self.call.random_states:
-                random_numbers.set_states(self.call.random_states)
+            if self.call.made.random_states:
+                random_numbers.set_states(self.call.made.random_states)
             else:  # a branch that draws, and that no call has taken before
                 devices = ["cpu"] if self.call.stream is None else ["cpu", str(self.call.stream.device)]
-                stack.enter_context(random_numbers.noting_draws(devices, self.call.note_drawn))
+                note_drawn = functools.partial(setattr, self.call.border, "is_random", True)
+                stack.enter_context(random_numbers.noting_draws(devices, note_drawn))
             yield
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
         """Makes operations draw the random numbers of the call, and raises an error if they have drawn others."""
-        if not self.call.is_random:
+        if not self.call.border.is_random:
             return contextlib.nullcontext()
-        is_on_device = any(device != "cpu" for device in self.call.random_states)
+        is_on_device = any(device != "cpu" for device in self.call.made.random_states)
         counts = self._lowered().seed_counts if is_on_device else {}
-        random_numbers.set_states(self.call.random_states)  # lowering has drawn, too
-        return random_numbers.drawing_as_generated(counts, self.call.device_random_states_after)
+        random_numbers.set_states(self.call.made.random_states)  # lowering has drawn, too
+        return random_numbers.drawing_as_generated(counts, self.call.made.device_random_states_after)
 
     def _inputs(self) -> list[Any]:
         """Returns the inputs in their previous state: new leaves, in the same memory if it was not written."""
@@ -393,7 +394,7 @@ class _Replay:
             fresh = value
             if isinstance(value, torch.Tensor):
                 fresh = value.detach()
-                if i in self.call.copied_indices:
+                if i in self.call.made.copied_indices:
                     fresh = _clone(fresh)
                 if value.requires_grad and (torch.is_inference_mode_enabled() or not fresh.is_inference()):
                     fresh.requires_grad_()
@@ -404,20 +405,20 @@ class _Replay:
         """Returns the arguments; written ones are not leaves, because a leaf cannot be written in place."""
         return [
             _clone(value)
-            if isinstance(value, torch.Tensor) and value.requires_grad and i in self.call.copied_indices
+            if isinstance(value, torch.Tensor) and value.requires_grad and i in self.call.made.copied_indices
             else value
             for i, value in enumerate(made)
-        ][len(self.call.graph_tensors) :]
+        ][len(self.call.traced.tensors) :]
 
     def _prepared(self, framing: Framing) -> tuple[torch.fx.GraphModule, list[Any], list[Any], list[Any]]:
         """Returns a copy of the graph, its inputs, the arguments among them, and these as passed."""
         made = self._inputs()
-        module = framing.copy(self.call.graph, dict(zip(self.call.graph_tensors, made, strict=False)))
+        module = framing.copy(self.call.traced.graph, dict(zip(self.call.traced.tensors, made, strict=False)))
         args = self._writable(made)
         return module, made, args, self._passed(args)
 
     def _passed(self, args: list[Any]) -> list[Any]:
-        boxed = self.call.boxed
+        boxed = self.call.made.boxed
         return [args[:boxed], *args[boxed:]] if boxed else args
 
     def _kernels(self) -> kernels.Kernels:
@@ -425,9 +426,9 @@ class _Replay:
         if self.call.compiled is None:
             return []
         made = self._inputs()
-        with kernels.recorded(self.tangents is not None) as found, as_received(self.call.received):
+        with kernels.recorded(self.tangents is not None) as found, as_received(self.call.made.received):
             # the region itself would overwrite the program's tensors
-            if any(i < len(self.call.graph_tensors) for i in self.call.copied_indices):
+            if any(i < len(self.call.traced.tensors) for i in self.call.made.copied_indices):
                 kernels.run_alone(self.call.compiled, made)
             else:
                 args = self._writable(made)
@@ -437,7 +438,9 @@ class _Replay:
         return found
 
     def _with_nan_in_unwritten_memory(self) -> dict[int, Any]:
-        graphs = (module.graph for module in self.call.graph.modules() if isinstance(module, torch.fx.GraphModule))
+        graphs = (
+            module.graph for module in self.call.traced.graph.modules() if isinstance(module, torch.fx.GraphModule)
+        )
         if not any(allocates(node) for graph in graphs for node in graph.nodes):
             return {}
         return self._as_traced(unwritten_is_nan=True)
@@ -445,18 +448,18 @@ class _Replay:
     def _as_traced(self, unwritten_is_nan: bool = False) -> dict[int, Any]:
         with Framing(unwritten_is_nan) as framing:
             module, made, args, given = self._prepared(framing)
-            if self.call.boxed:
+            if self.call.made.boxed:
                 compiled_autograd.attach_nodes(module.graph, self.roots)
             framing.frame(module, self.callers, self.modules)
             drawing = self._drawing()
-            with self._watched(), as_received(self.call.received):
+            with self._watched(), as_received(self.call.made.received):
                 with drawing:
                     outputs = as_list(interpret(module, *given))
                 if self.tangents is not None:
                     run = functools.partial(_gradients, outputs, made, self.tangents)
                     return _provenances(call_under(self.passing, run), self.bad)
-                own = made[: len(self.call.graph_tensors)]
-                results = [*outputs, *([*own, *args][i] for i in self.call.copied_indices)]
+                own = made[: len(self.call.traced.tensors)]
+                results = [*outputs, *([*own, *args][i] for i in self.call.made.copied_indices)]
         found = _provenances(results, self.bad)
         for i in [i for i, one in found.items() if one.is_intentional and not _covers(results[i], self.values[i])]:
             self.is_beside_mask = True
@@ -468,7 +471,6 @@ class _Replay:
 
     def find_saved(self, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
         """Returns those of some values that the call has kept for its backward pass, with their provenances."""
-        self.callers = _callers(self.call)
         self._way, self._bad_kernels = "lowered", self.observed_kernels()
         try:
             with self._states():
@@ -483,12 +485,11 @@ class _Replay:
 
     def before_error(self) -> list[torch.Tensor]:
         """Returns the non-finite values that exist when an operation raises an error, as traced."""
-        self.callers = _callers(self.call)
         with self._states(), Framing() as framing:
             drawing = self._drawing()
             module, _, _, given = self._prepared(framing)
             framing.frame(module, self.callers, self.modules)
-            with self._watched(), as_received(self.call.received), drawing:
+            with self._watched(), as_received(self.call.made.received), drawing:
                 values = values_before_error(module, *given)
         return [part.detach() for value in values for part in plain_parts(value) if _C.kinds_of(part.detach())]
 
@@ -570,12 +571,12 @@ class _Replay:
 
     def _lower(self) -> _Lowered:
         runs: list[_Lowered] = []
-        receiving = as_received(self.call.received)
+        receiving = as_received(self.call.made.received)
 
         def keep(module: torch.fx.GraphModule, example_inputs: Any, **options: Any) -> Any:
             def run(inputs: list[Any]) -> Any:
                 before, versions = _copies(inputs), list(map(_version, inputs))
-                random_states = random_numbers.states(self.call.random_states)
+                random_states = random_numbers.states(self.call.made.random_states)
                 still = receiving.remaining() if isinstance(receiving, AsReceived) else None
                 results = interpret(module, *inputs)
                 written = [_version(value) != version for value, version in zip(inputs, versions, strict=True)]
