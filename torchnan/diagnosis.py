@@ -1,35 +1,4 @@
 """Diagnoses what is wrong with a training run: ``diagnose(read("run.jsonl")).verdicts``."""
 
-from torchnan.training.diagnosis import (
-    Column,
-    Diagnosis,
-    Digests,
-    Forecast,
-    Headroom,
-    Question,
-    Run,
-    RunError,
-    Suspect,
-    Thresholds,
-    Verdict,
-    diagnose,
-    of_columns,
-    read,
-)
-
-__all__ = [
-    "Column",
-    "Diagnosis",
-    "Digests",
-    "Forecast",
-    "Headroom",
-    "Question",
-    "Run",
-    "RunError",
-    "Suspect",
-    "Thresholds",
-    "Verdict",
-    "diagnose",
-    "of_columns",
-    "read",
-]
+from torchnan.training.diagnosis import *  # noqa: F403
+from torchnan.training.diagnosis import __all__ as __all__

@@ -45,10 +45,7 @@ def on_fake_tensors(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(dispatch)
     def dispatch_unwatched(mode: Any, *args: Any, **options: Any) -> Any:
-        _C.suspend_thread()
-        try:
+        with unwatched():
             return dispatch(mode, *args, **options)
-        finally:
-            _C.resume_thread()
 
     return dispatch_unwatched
