@@ -229,6 +229,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
       const Objects outputs = items_of(results);
       bad = check_all(outputs, *session, on_devices_, border_->unwritten, kept_.forward);
       if (device_ && state_ != State::kHeld && !bad.empty()) note_given();
+      if (state_ == State::kKept && !bad.empty()) state_ = State::kHeld;  // a result on the host is explained at once
       if (state_ == State::kKept || !bad.empty() || is_differentiable(outputs)) note_stack();
       attach_to_node(outputs);
       if (state_ == State::kKept) {
@@ -270,6 +271,7 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
   BadValues bad;
   run_contained(*session, "checking the gradients of a compiled region", [&] {
     bad = check_all(items_of(gradients), *session, given_backward_, {}, kept_.backward);
+    if (state_ == State::kKept && !bad.empty()) forget();  // the same, but the inputs are not held any more
     if (state_ == State::kKept) {
       kept_.inputs.release_returned(items_of(gradients));
       kept_.backward.stack = StackTable::instance().current_stack_id();
@@ -295,7 +297,6 @@ void RegionCall::forget() {
 void RegionCall::drop_inputs() {
   held_ = {};
   kept_ = {};
-  written_.clear();
   received_.clear();
 }
 
@@ -639,12 +640,7 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
       bad.emplace_back(parts[p].index, bits_of(kinds));
     }
   }
-  if (bad.empty()) return bad;
-  if (waits) border_->mark->set(session);  // it may recur
-  if (state_ == State::kKept) {            // a result on the host is explained at once
-    const py::gil_scoped_acquire gil;
-    forget();
-  }
+  if (waits && !bad.empty()) border_->mark->set(session);  // it may recur
   return bad;
 }
 

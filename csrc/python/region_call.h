@@ -98,7 +98,8 @@ struct Modes {
 // Its constructor chooses a state (choose_state()); later:
 //   kHeld -> kLost      after its backward pass (release()), or if that finds other values in the inputs
 //   kHeld -> kRefused   if its collectives bring too many bytes (run_receiving())
-//   kKept -> kLost      when kept_calls.h drops it, or if a result on the host is explained at once (forget())
+//   kKept -> kHeld      if a result on the host is not finite
+//   kKept -> kLost      when kept_calls.h drops it, or if a gradient on the host is not finite (forget())
 class RegionCall : public std::enable_shared_from_this<RegionCall> {
  public:
   RegionCall(std::shared_ptr<RegionBorder> border, const pybind11::tuple& args, DetectionSession& session);

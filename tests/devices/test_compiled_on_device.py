@@ -975,3 +975,20 @@ def test_a_replay_that_would_draw_other_numbers_is_discarded(device, monkeypatch
     finding, total = finding_and_total(device, of_two_draws)
     assert (finding.op, finding.compiled.replay) == ("aten::log", "lowered")
     assert finding.inputs[0].absmax == pytest.approx(total, rel=1e-5)
+
+
+def test_a_value_on_the_host_that_a_region_on_a_device_has_written_is_named(device):
+    """It is known when the call returns, so that the call is replayed then."""
+
+    @torch.compile
+    def update(x, total):
+        total.add_(torch.log(total))
+        return x * 2
+
+    x, total = torch.ones(4).to(device), torch.zeros(4)
+    with torchnan.detect(action="log") as watch:
+        update(x, total)
+        total.sum().item()
+    (finding,) = errors(watch)
+    assert (finding.op, finding.kind, finding.line) == ("aten::log", "inf", line_of(update, "torch.log"))
+    assert watch.stats()["internal_errors"] == 0
