@@ -36,6 +36,7 @@ struct BadEvents {
   std::atomic<EventNumber> resolved_until{1};
   std::atomic<bool> has_bad{false};
   std::atomic<bool> is_resolving{false};
+  std::atomic<int> attributions{0};  // under way; more than one while a replay resolves its own operations
 };
 BadEvents& known = *new BadEvents;  // never destroyed: threads may outlive static destructors
 
@@ -262,11 +263,12 @@ class WindowAttribution {
     return replay_late(session, result.number, [this](EventNumber number) { return kinds_at(number); });
   }
 
-  // Whether a compiled region was given nothing that explains its result. A mask explains infinities.
+  // Whether a compiled region was given nothing that explains its result. A mask explains infinities, but no NaN.
   static bool is_made_by_region(const Event& event, c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
     if (!is_border(event) || event.given != nullptr || (!bad_inputs.empty() && !kinds.nan())) return false;
-    return std::all_of(bad_inputs.begin(), bad_inputs.end(),
-                       [](const BadInput& input) { return input.bad.provenance->is_intentional(); });
+    return std::all_of(bad_inputs.begin(), bad_inputs.end(), [](const BadInput& input) {
+      return input.bad.provenance->is_intentional() && !input.bad.kinds.nan();
+    });
   }
 
   NonfiniteKinds kinds_at(EventNumber number) const {
@@ -370,10 +372,11 @@ void count_harmless(const std::vector<Event>& events) {
   }
 }
 
-// Forgets bad events whose values are gone or overwritten. Returns whether unexpected and unintentional ones remain.
+// Forgets bad events whose values are gone or overwritten, unless an attribution that waits for a replay may need them.
+// Returns whether unexpected and unintentional ones remain.
 bool prune_dead() {
   std::vector<std::pair<EventNumber, bool>> numbers;
-  {
+  if (known.attributions == 1) {
     const std::lock_guard lock(known.mutex);
     for (const auto& [number, bad] : known.bad) numbers.emplace_back(number, are_harmless(bad));
   }
@@ -451,6 +454,8 @@ void resolve(Delivery delivery) {
     Resolving resolving;
     if (!resolving.has_begun()) return;  // another thread is resolving, or a caller further up in this one
     ThreadState::current().count(&Counters::device_resolves);
+    ++known.attributions;
+    const auto end = c10::make_scope_exit([] { --known.attributions; });
     const EventNumber first = known.resolved_until;
     const Window window = read_window(first);
     WindowAttribution attribution(window, resolving);

@@ -408,6 +408,38 @@ def test_memory_that_a_region_returns_unwritten_is_named_where_it_was_allocated(
     assert len(errors(watch)) == 1
 
 
+def test_a_constant_explains_a_nan_of_the_optimizer(device):
+    """The optimizer is compiled, and what it overwrites is bad already in the step after."""
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    step = torch.compile(optimizer.step)
+    with torchnan.detect(action="log", model=model) as watch:
+        for number in range(3):
+            x = torch.ones(2, 4).to(device)
+            if number == 1:
+                x[0, 0] = float("nan")
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            step()
+    assert [(found.origin, found.op, found.step) for found in errors(watch)] == [("input", "aten::scalar_tensor", 2)]
+
+
+def test_a_replay_forgets_no_value_that_a_later_result_was_made_of(device):
+    """It resolves its own operations, after the value has been overwritten."""
+    compiled = torch.compile(lambda x: torch.log(x) - torch.log(x))
+    x = torch.zeros(4).to(device)
+    with torchnan.detect(action="log") as watch:
+        zeros = torch.zeros(4).to(device)
+        bad = zeros / zeros
+        bad.sum().item()
+        made = compiled(x)
+        copied = bad * 1.0
+        bad.zero_()
+        made.sum().item()
+        copied.sum().item()
+    assert [found.op for found in errors(watch)] == ["aten::div", "aten::log"]
+
+
 def test_a_value_that_was_there_before_detection_is_the_input(device):
     compiled = torch.compile(lambda x: x.relu().sum())
     x = torch.full((4,), float("nan")).to(device)
