@@ -185,7 +185,7 @@ class WindowAttribution {
                                                       DetectionSession& session) {
     if (const auto bad = bad_event(event.previous)) return bad->provenance;
     if (auto intended = intended_provenance(event.previous, kinds)) return intended;
-    if (is_lost(event) || !event.tensor.is_parameter) return nullptr;
+    if (is_lost(event) || !(event.tensor.is_parameter || kinds.nan())) return nullptr;  // it may be a mask
     const auto reads_it = [&](const Event& reader) {
       bool is_read = false;
       if (is_border(reader))
@@ -196,19 +196,22 @@ class WindowAttribution {
     return reader == window_.events.end() ? nullptr : provenance_in_region(event, *reader, session);
   }
 
-  // Replays a region that reads a parameter. Returns its provenance: the operation, module and line that read it first;
+  // Replays a region that reads a tensor first. Returns its provenance: the operation, module and line that read it;
   // null if the replay does not show them.
-  std::shared_ptr<const Provenance> provenance_in_region(const Event& parameter, const Event& reader,
+  std::shared_ptr<const Provenance> provenance_in_region(const Event& read, const Event& reader,
                                                          DetectionSession& session) {
-    Devices::Lock(devices()).journal().mark_stale(*parameter.tensor.storage);  // the replay looks at it anew
+    Devices::Lock(devices()).journal().mark_stale(*read.tensor.storage);  // the replay looks at it anew
     const LateReplay replay = replay_call(reader, session);
     if (replay.provenance == nullptr) return nullptr;
-    const std::string name = owner_name(parameter, session);
-    for (const Cause& cause : replay.provenance->causes()) {
+    const std::string name = owner_name(read, session);
+    const auto is_of_it = [&](const Cause& cause) {
       const OriginRecord& origin = *cause.origin;
-      if (origin.parameter && (!origin.owner || origin.owner->name == name)) return std::make_shared<Provenance>(cause);
-    }
-    return nullptr;
+      return origin.source == OriginRecord::Source::kExternal && (!origin.owner || origin.owner->name == name) &&
+             (read.tensor.is_parameter ? origin.parameter : read.tensor.sizes().equals(origin.facts.shape));
+    };
+    const auto& causes = replay.provenance->causes();
+    const auto cause = std::find_if(causes.begin(), causes.end(), is_of_it);
+    return cause == causes.end() ? nullptr : std::make_shared<Provenance>(*cause);
   }
 
   // Whether a compiled region has made the event's values.
@@ -243,7 +246,7 @@ class WindowAttribution {
 
   std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
                                                   NonfiniteKinds kinds, DetectionSession& session) {
-    if (is_lost(event) || !is_made_by_region(event, bad_inputs, kinds))
+    if (is_lost(event) || !is_told_by_replay(event, bad_inputs, kinds))
       return evident_provenance_of(event, bad_inputs, kinds, session);
     LateReplay replay = replay_call(event, session);
     if (replay.provenance != nullptr) return replay.provenance;
@@ -263,12 +266,20 @@ class WindowAttribution {
     return replay_late(session, result.number, [this](EventNumber number) { return kinds_at(number); });
   }
 
-  // Whether a compiled region was given nothing that explains its result. A mask explains infinities, but no NaN.
-  static bool is_made_by_region(const Event& event, c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
-    if (!is_border(event) || event.given != nullptr || (!bad_inputs.empty() && !kinds.nan())) return false;
-    return std::all_of(bad_inputs.begin(), bad_inputs.end(), [](const BadInput& input) {
+  // Whether a replay tells more of the result of a compiled region than what the region was given: nothing explains the
+  // result, or it is a NaN that no operation has been seen to use. A mask explains infinities, but no NaN.
+  static bool is_told_by_replay(const Event& event, c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
+    if (!is_border(event) || event.given != nullptr) return false;
+    if (bad_inputs.empty() || !kinds.nan()) return bad_inputs.empty();
+    const auto is_mask = [](const BadInput& input) {
       return input.bad.provenance->is_intentional() && !input.bad.kinds.nan();
-    });
+    };
+    const auto is_unused = [](const BadInput& input) {
+      const OriginRecord& origin = *input.bad.provenance->first().origin;
+      return origin.source != OriginRecord::Source::kOperation && origin.entry() == nullptr;
+    };
+    return std::all_of(bad_inputs.begin(), bad_inputs.end(), is_mask) ||
+           std::any_of(bad_inputs.begin(), bad_inputs.end(), is_unused);
   }
 
   NonfiniteKinds kinds_at(EventNumber number) const {

@@ -440,12 +440,16 @@ def test_a_replay_forgets_no_value_that_a_later_result_was_made_of(device):
     assert [found.op for found in errors(watch)] == ["aten::div", "aten::log"]
 
 
-def test_a_value_that_was_there_before_detection_is_the_input(device):
-    compiled = torch.compile(lambda x: x.relu().sum())
-    x = torch.full((4,), float("nan")).to(device)
+@pytest.mark.parametrize("when", ["before detection", "under detection"])
+def test_an_input_is_attributed_to_the_operation_that_reads_it(device, when):
+    compiled = torch.compile(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU()))
+    x = torch.full((4, 1), float("nan"))
+    x = x.to(device) if when == "before detection" else x
     with torchnan.detect(action="log") as watch:
-        compiled(x).item()
-    assert [(f.origin, f.compiled) for f in watch.findings] == [("input", None)]
+        compiled(x.to(device)).sum().item()
+    (found,) = watch.findings
+    assert (found.origin, found.module) == ("input", "1")
+    assert "first used by aten::relu   in 1 (ReLU)" in str(found)
 
 
 # -- the replay of a call that has returned
