@@ -44,6 +44,10 @@ void KernelScan::copy_if_alarmed(const cuda::CopyTable& table, uint32_t number, 
   want(functions_.copy_if_alarmed(scanner_, &table, number, stream));
 }
 
+void KernelScan::copy_if_nonfinite(const cuda::CopyTable& table, const cuda::Numbers& numbers, void* stream) {
+  want(functions_.copy_if_nonfinite(&table, &numbers, stream));
+}
+
 void KernelScan::record_mark(void* stream, void** mark) { want(functions_.record_mark(scanner_, stream, mark)); }
 
 void KernelScan::follow_mark(void* mark, void* stream) { want(functions_.follow_mark(mark, stream)); }

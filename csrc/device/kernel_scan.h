@@ -21,6 +21,7 @@ struct ScanFunctions {
   decltype(&torchnan_scan_strided) scan_strided;
   decltype(&torchnan_reserve) reserve;
   decltype(&torchnan_copy_if_alarmed) copy_if_alarmed;
+  decltype(&torchnan_copy_if_nonfinite) copy_if_nonfinite;
   decltype(&torchnan_record_mark) record_mark;
   decltype(&torchnan_follow_mark) follow_mark;
   decltype(&torchnan_scanner_clear) clear;
@@ -53,8 +54,10 @@ class KernelScan final : public ScanBackend {
   bool answers() const override;
   void scan(const cuda::Table& table, const c10::StorageImpl* const* storages, uint64_t first, void* stream) override;
   void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number, void* stream) override;
+  bool can_reserve() const override { return true; }
   void* reserve(size_t bytes) override;
   void copy_if_alarmed(const cuda::CopyTable& table, uint32_t number, void* stream) override;
+  void copy_if_nonfinite(const cuda::CopyTable& table, const cuda::Numbers& numbers, void* stream) override;
   bool has_copied(uint32_t number) const override {
     return __atomic_load_n(&words_->copied_blocks[number % cuda::kCopyLaunches], __ATOMIC_ACQUIRE) == cuda::kCopyBlocks;
   }

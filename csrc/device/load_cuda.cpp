@@ -56,6 +56,7 @@ ScanFunctions functions_of(void* library) {
   find(library, "torchnan_scan_strided", found.scan_strided);
   find(library, "torchnan_reserve", found.reserve);
   find(library, "torchnan_copy_if_alarmed", found.copy_if_alarmed);
+  find(library, "torchnan_copy_if_nonfinite", found.copy_if_nonfinite);
   find(library, "torchnan_record_mark", found.record_mark);
   find(library, "torchnan_follow_mark", found.follow_mark);
   find(library, "torchnan_scanner_clear", found.clear);

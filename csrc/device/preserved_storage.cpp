@@ -14,10 +14,7 @@
 namespace torchnan {
 namespace {
 
-constexpr size_t kAlignment = 256;       // of copies
 constexpr size_t kSmallestRoom = 65536;  // sizes of rooms are powers of two, so that they can be used again
-
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 }  // namespace
 
@@ -104,25 +101,34 @@ std::vector<PendingCopies> PreservedStorages::before_writes(c10::ArrayRef<const 
 
 void ReservedRooms::give_room(const Scanner& scanner, c10::ArrayRef<std::shared_ptr<PreservedStorage>> storages,
                               int64_t max_bytes) {
-  if (std::find(have_none_.begin(), have_none_.end(), &scanner) != have_none_.end()) return;
+  if (!has_any(scanner)) return;
   size_t fitting = 0, bytes = 0;
   for (const auto& storage : storages) {
-    const size_t with_it = bytes + aligned(storage->bytes());
+    const size_t with_it = bytes + aligned_for_copy(storage->bytes());
     if (with_it > static_cast<size_t>(max_bytes)) break;
     bytes = with_it;
     ++fitting;
   }
-  auto room = find(scanner, bytes);
-  const size_t size = std::bit_ceil(std::max(bytes, kSmallestRoom));
-  if (room == nullptr && bytes_ + size > static_cast<size_t>(max_bytes)) fitting = 0;
+  const auto room = fitting == 0 ? nullptr : take(scanner, bytes, max_bytes);
+  if (room == nullptr && has_any(scanner)) fitting = 0;
   for (const auto& storage : storages.slice(fitting)) storage->refuse_room(max_bytes);
-  if (room == nullptr && fitting > 0) room = reserve(scanner, size);
   if (room == nullptr) return;
   size_t offset = 0;
   for (const auto& storage : storages.slice(0, fitting)) {
     storage->set_room(room, offset);
-    offset += aligned(storage->bytes());
+    offset += aligned_for_copy(storage->bytes());
   }
+}
+
+bool ReservedRooms::has_any(const Scanner& scanner) const {
+  return std::find(have_none_.begin(), have_none_.end(), &scanner) == have_none_.end();
+}
+
+std::shared_ptr<const ReservedMemory> ReservedRooms::take(const Scanner& scanner, size_t bytes, int64_t max_bytes) {
+  if (!has_any(scanner)) return nullptr;
+  if (auto known = find(scanner, bytes)) return known;
+  const size_t size = std::bit_ceil(std::max(bytes, kSmallestRoom));
+  return bytes_ + size > static_cast<size_t>(max_bytes) ? nullptr : reserve(scanner, size);
 }
 
 // Returns the smallest room that nobody uses; null if there is none.

@@ -102,13 +102,22 @@ class TORCHNAN_API PreservedStorages {
   EventNumber newest_result_ = 0;
 };
 
+// How copies are laid out in reserved memory: each begins at a multiple of this.
+constexpr size_t kCopyAlignment = 256;
+inline size_t aligned_for_copy(size_t bytes) { return (bytes + kCopyAlignment - 1) / kCopyAlignment * kCopyAlignment; }
+
 // Reserves memory, and gives it out again when nobody refers to it. Not thread-safe.
 class TORCHNAN_API ReservedRooms {
  public:
   // Gives room to storages of one device in their order, as long as all that is reserved does not exceed `max_bytes`.
   void give_room(const Scanner& scanner, c10::ArrayRef<std::shared_ptr<PreservedStorage>> storages, int64_t max_bytes);
 
+  // Returns memory that nobody else uses until it is given back; null if the device has none, or if all that is
+  // reserved would exceed `max_bytes`.
+  std::shared_ptr<const ReservedMemory> take(const Scanner& scanner, size_t bytes, int64_t max_bytes);
+
  private:
+  bool has_any(const Scanner& scanner) const;  // whether its device has such memory, as far as is known
   std::shared_ptr<const ReservedMemory> find(const Scanner& scanner, size_t bytes) const;
   std::shared_ptr<const ReservedMemory> reserve(const Scanner& scanner, size_t bytes);
 

@@ -39,11 +39,16 @@ class TORCHNAN_API ScanBackend {
   virtual void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number,
                     void* stream) = 0;
 
+  // Whether the device may be asked for the following. Where not, nothing is reserved and nothing copied.
+  virtual bool can_reserve() const { return false; }
   // Returns memory of the device that takes none before something is written there; null if the device has none of this
   // kind. It lives as long as the process.
   virtual void* reserve(size_t /*bytes*/) { return nullptr; }
   // Queues copies to reserved memory, which are made only if the alarm has been raised by then.
   virtual void copy_if_alarmed(const cuda::CopyTable& /*table*/, uint32_t /*number*/, void* /*stream*/) {}
+  // The same from and to any memory of the device, made only if one of the numbers is not finite then.
+  virtual void copy_if_nonfinite(const cuda::CopyTable& /*table*/, const cuda::Numbers& /*numbers*/, void* /*stream*/) {
+  }
   // Whether the last launch of copies with this number has made them, as far as the host knows.
   virtual bool has_copied(uint32_t /*number*/) const { return false; }
 

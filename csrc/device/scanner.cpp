@@ -178,6 +178,10 @@ uint32_t Scanner::copy_if_alarmed(const cuda::CopyTable& table, void* stream) {
   return is_queued ? launch : 0;
 }
 
+void Scanner::copy_if_nonfinite(const cuda::CopyTable& table, const cuda::Numbers& numbers, void* stream) const {
+  request("copy what a step overwrites", [&] { backend_->copy_if_nonfinite(table, numbers, stream); });
+}
+
 void Scanner::record_mark(void* stream, void** mark) const {
   request("record how far a stream has come", [&] { backend_->record_mark(stream, mark); });
 }

@@ -81,10 +81,12 @@ class TORCHNAN_API Scanner {
   void scan(const cuda::StridedEntry& strided, const c10::StorageImpl* storage, uint64_t number, void* stream) const;
 
   // As in ScanBackend. Returns null if the device is lost, too.
+  bool can_reserve() const { return backend_->can_reserve(); }
   void* reserve(size_t bytes) const;
   // Queues copies that are made only if the alarm has been raised by then. Returns the number of the launch; 0 if the
   // device is lost.
   uint32_t copy_if_alarmed(const cuda::CopyTable& table, void* stream);
+  void copy_if_nonfinite(const cuda::CopyTable& table, const cuda::Numbers& numbers, void* stream) const;
   // Whether a launch has made its copies, as far as the host knows. Of old launches nothing is known.
   bool has_copied(uint32_t launch) const {
     return launch != 0 && copy_launches_ - launch < cuda::kCopyLaunches && backend_->has_copied(launch);

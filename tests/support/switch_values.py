@@ -119,6 +119,7 @@ RECOVERY: dict[str, tuple[list[Any], list[Any]]] = {
     "clip_factor": ([1, 0.5, 1e-9], [*NO_POSITIVE, 1.5, 2, None]),
     "out_of_memory": (["raise", "split"], ["", "Split", "skip", None]),
     "max_splits": ([1], [*NO_COUNTS, 0]),
+    "max_undo_bytes": ([0, 1], NO_COUNTS),
     "log": ([None, "x", Path("x")], [*NO_PATHS, 1, b"x"]),
 }
 NO_TEXT_OF = {

@@ -160,6 +160,8 @@ class Policy(Settings):
         clip_factor: ``"lower_clip"`` multiplies ``max_norm`` with this; without one, the mean of the last norms.
         out_of_memory: ``"raise"``, or ``"split"``: micro-batches are halved, up to ``max_splits`` times, and the same
             step is run again.
+        max_undo_bytes: on a GPU, how much memory is reserved so that the device undoes a bad step by itself, which the
+            host hears of in the next step. Nothing is written there in a good step. 0: each step waits for its verdict.
         log: path of the recovery log, with one line of JSON per event.
     """
 
@@ -199,6 +201,7 @@ class Policy(Settings):
     clip_factor: float = _share(0.5)
     out_of_memory: str = _one_of("raise", "split")
     max_splits: int = nonnegative_int(4, minimum=1)
+    max_undo_bytes: int = nonnegative_int(2**35)
     log: str | Path | None = _path()
 
     def __post_init__(self) -> None:

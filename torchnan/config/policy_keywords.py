@@ -43,6 +43,7 @@ class PolicyWithoutCaptures(TypedDict, total=False):
     clip_factor: float
     out_of_memory: str
     max_splits: int
+    max_undo_bytes: int
     log: str | Path | None
     action: str  # deprecated: on_bad_step
 

@@ -8,6 +8,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -95,6 +96,24 @@ at::Tensor measure_meta(at::TensorList xs) {
   return at::empty({static_cast<int64_t>(xs.size()), 2}, at::TensorOptions(kResultDtype).device(at::kMeta));
 }
 
+at::Tensor queue_measurement(at::TensorList xs) {
+  const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("torchnan::measure", "").typed<at::Tensor(at::TensorList)>();
+  return op.call(xs);
+}
+
+// Only pinned memory is written without the host. Not every device has any.
+at::Tensor on_host_later(const at::Tensor& x) {
+  at::TensorOptions options = x.options().device(at::kCPU);
+  at::Tensor copied;
+  try {
+    copied = at::empty(x.sizes(), options.pinned_memory(true));
+  } catch (const c10::Error&) {
+    copied = at::empty(x.sizes(), options);
+  }
+  return copied.copy_(x, /*non_blocking=*/true);
+}
+
 // Whether the values lie where the tensor says, so that no operation of PyTorch is needed to read them.
 bool is_plain_memory(const at::Tensor& x) {
   return x.is_cpu() && x.layout() == c10::kStrided && x.has_storage() && float_format(x.scalar_type()) != nullptr &&
@@ -129,15 +148,13 @@ std::vector<std::pair<double, double>> norms_and_magnitudes(at::TensorList xs) {
   if (std::all_of(xs.begin(), xs.end(), is_plain_memory)) return rows_in_memory(xs);
   const c10::impl::ExcludeDispatchKeyGuard no_detection(kInterceptorKey);
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("torchnan::measure", "").typed<at::Tensor(at::TensorList)>();
   std::unordered_map<c10::Device, std::vector<size_t>> by_device;
   for (size_t i = 0; i < xs.size(); ++i) by_device[xs[i].device()].push_back(i);
   std::vector<std::pair<double, double>> rows(xs.size());
   for (const auto& [device, indices] : by_device) {
     std::vector<at::Tensor> there;
     for (const size_t i : indices) there.push_back(xs[i]);
-    const at::Tensor table = op.call(there).cpu();
+    const at::Tensor table = queue_measurement(there).cpu();
     const double* row = table.const_data_ptr<double>();
     for (const size_t i : indices) {
       rows[i] = {row[0], row[1]};
@@ -145,6 +162,32 @@ std::vector<std::pair<double, double>> norms_and_magnitudes(at::TensorList xs) {
     }
   }
   return rows;
+}
+
+DeviceMeasurement::DeviceMeasurement(at::TensorList xs, at::TensorList numbers) : measured_(xs[0].device().type()) {
+  const c10::impl::ExcludeDispatchKeyGuard no_detection(kInterceptorKey);
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  table_ = queue_measurement(xs);
+  rows_ = on_host_later(table_);
+  for (const at::Tensor& number : numbers) numbers_.push_back(on_host_later(number));
+  measured_.record(c10::impl::getDeviceGuardImpl(table_.device().type())->getStream(table_.device()));
+}
+
+void DeviceMeasurement::wait() const {
+  if (!is_known()) measured_.synchronize();
+}
+
+std::vector<std::pair<double, double>> DeviceMeasurement::rows() const {
+  wait();
+  std::vector<std::pair<double, double>> rows;
+  const auto* const number = rows_.const_data_ptr<double>();
+  for (int64_t i = 0; i < rows_.size(0); ++i) rows.emplace_back(number[2 * i], number[2 * i + 1]);
+  return rows;
+}
+
+const std::vector<at::Tensor>& DeviceMeasurement::numbers() const {
+  wait();
+  return numbers_;
 }
 
 TORCH_LIBRARY_FRAGMENT(torchnan, m) { m.def("measure(Tensor[] x) -> Tensor"); }

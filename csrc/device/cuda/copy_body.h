@@ -20,4 +20,22 @@ TORCHNAN_HOST_DEVICE void copy_share(const CopyEntry& entry, uint64_t thread, ui
   for (uint64_t i = packs * sizeof(Pack) + thread; i < entry.bytes; i += threads) to[i] = from[i];
 }
 
+TORCHNAN_HOST_DEVICE bool is_nonfinite(double number) {
+  union {
+    double number;
+    uint64_t bits;
+  } as{number};
+  constexpr uint64_t kExponent = uint64_t{0x7ff} << 52;
+  return (as.bits & kExponent) == kExponent;
+}
+
+// Whether one of the numbers that thread `thread` of `threads` reads is not finite.
+TORCHNAN_HOST_DEVICE bool finds_nonfinite(const Numbers& numbers, uint32_t thread, uint32_t threads) {
+  bool is_found = false;
+  for (uint32_t i = thread; i < numbers.count; i += threads) {
+    is_found |= is_nonfinite(numbers.first[static_cast<uint64_t>(i) * numbers.stride]);
+  }
+  return is_found;
+}
+
 }  // namespace torchnan::cuda

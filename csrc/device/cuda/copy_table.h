@@ -1,4 +1,4 @@
-// The input of a launch that copies memory if the alarm has been raised: plain data for the host, the device and C.
+// The input of a launch that copies memory on a condition: plain data for the host, the device and C.
 #pragma once
 
 #include <stdint.h>
@@ -24,5 +24,12 @@ static_assert(sizeof(CopyTable) <= 4000, "kernel arguments end at 4096 bytes on 
 // for itself, so a launch has copied everything only if all of them have.
 constexpr uint32_t kCopyLaunches = 1024;
 constexpr uint32_t kCopyBlocks = 128;
+
+// Numbers in memory of the device, `stride` apart.
+struct Numbers {
+  const double* first;
+  uint32_t count;
+  uint32_t stride;
+};
 
 }  // namespace torchnan::cuda

@@ -80,6 +80,13 @@ __global__ void __launch_bounds__(kThreads)
   publish(state, strided.entry, dispatch_encoding(strided.entry, work), number);
 }
 
+// The share of this thread in all copies of a table.
+__device__ void copy(const CopyTable& table) {
+  const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const uint64_t threads = static_cast<uint64_t>(gridDim.x) * kThreads;
+  for (uint32_t i = 0; i < table.entries; ++i) copy_share(table.entry[i], thread, threads);
+}
+
 // A block that sees no alarm copies nothing, and is not counted.
 __global__ void __launch_bounds__(kThreads)
     copy_if_alarmed(const __grid_constant__ CopyTable table, ScannerState state, uint32_t number) {
@@ -87,12 +94,21 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) is_alarmed = *static_cast<volatile unsigned long long*>(state.first) != kNoAlarm;
   __syncthreads();
   if (!is_alarmed) return;
-  const uint64_t thread = static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const uint64_t threads = static_cast<uint64_t>(gridDim.x) * kThreads;
-  for (uint32_t i = 0; i < table.entries; ++i) copy_share(table.entry[i], thread, threads);
+  copy(table);
   __threadfence_system();
   __syncthreads();
   if (threadIdx.x == 0) atomicAdd(const_cast<uint32_t*>(&state.words->copied_blocks[number % kCopyLaunches]), 1u);
+}
+
+// Each block reads the numbers itself. They stay as they are while it runs.
+__global__ void __launch_bounds__(kThreads)
+    copy_if_nonfinite(const __grid_constant__ CopyTable table, const __grid_constant__ Numbers numbers) {
+  __shared__ bool is_bad;
+  if (threadIdx.x == 0) is_bad = false;
+  __syncthreads();
+  if (finds_nonfinite(numbers, threadIdx.x, kThreads)) is_bad = true;
+  __syncthreads();
+  if (is_bad) copy(table);
 }
 
 // A lower number that has arrived since then is a new alarm.
@@ -109,6 +125,7 @@ using torchnan::cuda::CopyTable;
 using torchnan::cuda::HostWords;
 using torchnan::cuda::kNoAlarm;
 using torchnan::cuda::kThreads;
+using torchnan::cuda::Numbers;
 using torchnan::cuda::ScannerState;
 using torchnan::cuda::Slot;
 using torchnan::cuda::StridedEntry;
@@ -151,6 +168,7 @@ cudaError_t load_kernels() {
   cudaError_t error = cudaFuncGetAttributes(&attributes, torchnan::cuda::scan);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::scan_strided_entry);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::copy_if_alarmed);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::copy_if_nonfinite);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::reset_alarm);
   return error;
 }
@@ -244,6 +262,11 @@ int torchnan_copy_if_alarmed(TorchnanScanner* scanner, const CopyTable* table, u
   scanner->words->copied_blocks[number % torchnan::cuda::kCopyLaunches] = 0;
   void* arguments[] = {const_cast<CopyTable*>(table), &scanner->state, &number};
   return own(launch(torchnan::cuda::copy_if_alarmed, torchnan::cuda::kCopyBlocks, arguments, stream));
+}
+
+int torchnan_copy_if_nonfinite(const CopyTable* table, const Numbers* numbers, void* stream) {
+  void* arguments[] = {const_cast<CopyTable*>(table), const_cast<Numbers*>(numbers)};
+  return own(launch(torchnan::cuda::copy_if_nonfinite, torchnan::cuda::kCopyBlocks, arguments, stream));
 }
 
 int torchnan_record_mark(TorchnanScanner*, void* stream, void** mark) {

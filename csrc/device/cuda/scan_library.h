@@ -11,7 +11,7 @@
 
 #include "device/cuda/scan_table.h"
 
-#define TORCHNAN_CUDA_ABI 5
+#define TORCHNAN_CUDA_ABI 6
 
 // What torchnan_scanner_make() returns for lack of memory: that of CUDA. A later call may succeed.
 #define TORCHNAN_OUT_OF_MEMORY 2
@@ -48,6 +48,10 @@ TORCHNAN_API int torchnan_reserve(TorchnanScanner* scanner, uint64_t bytes, void
 // Queues copies on a stream, which must not be captured. They are made only if the alarm has been raised by then.
 TORCHNAN_API int torchnan_copy_if_alarmed(TorchnanScanner* scanner, const torchnan::cuda::CopyTable* table,
                                           uint32_t number, void* stream);
+
+// The same, made only if one of the numbers is not finite then. The stream must not be captured.
+TORCHNAN_API int torchnan_copy_if_nonfinite(const torchnan::cuda::CopyTable* table,
+                                            const torchnan::cuda::Numbers* numbers, void* stream);
 
 // Records how far a stream has come, in a mark. If `*mark` is null, it creates one, which lives as long as the process.
 // The stream must not be captured.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -219,6 +220,39 @@ TEST(CudaKernelOfCopies, CopiesOnlyIfTheAlarmHasBeenRaised) {
   EXPECT_EQ(copied_blocks(3), kCopyBlocks);
   ASSERT_EQ(cudaFree(reserved), cudaSuccess);
   ASSERT_EQ(torchnan_scanner_free(scanner), 0);
+}
+
+// A step is undone by the same kernel, with both ends exchanged.
+TEST(CudaKernelOfCopies, PutsBackWhatABadStepOverwrites) {
+  std::vector<uint8_t> weights(2 * kThreads * kCopyBlocks + 7, 1);
+  std::vector<uint8_t> room(weights.size());
+  std::vector<double> rows(2 * (3 * kThreads + 1), 1.0);  // norms and magnitudes
+  const Numbers magnitudes{rows.data() + 1, static_cast<uint32_t>(rows.size() / 2), 2};
+  const CopyTable there{1, {{weights.data(), room.data(), weights.size()}}};
+  const CopyTable back{1, {{room.data(), weights.data(), weights.size()}}};
+  const auto step = [&](uint8_t written) {
+    EXPECT_EQ(torchnan_copy_if_nonfinite(&there, &magnitudes, nullptr), 0);
+    std::fill(weights.begin(), weights.end(), written);
+    EXPECT_EQ(torchnan_copy_if_nonfinite(&back, &magnitudes, nullptr), 0);
+    return weights;
+  };
+  const std::vector<uint8_t> untouched(weights.size());
+  EXPECT_EQ(step(2), std::vector<uint8_t>(weights.size(), 2));
+  EXPECT_EQ(room, untouched);
+  rows[0] = INFINITY;  // a norm may overflow where every gradient is finite
+  rows[1] = std::numeric_limits<double>::max();
+  EXPECT_EQ(step(3), std::vector<uint8_t>(weights.size(), 3));
+  EXPECT_EQ(room, untouched);
+  for (const size_t at : {size_t{1}, rows.size() / 2, rows.size() - 1}) {
+    for (const double bad : {INFINITY, NAN, -NAN}) {
+      rows[at] = bad;
+      EXPECT_EQ(step(4), std::vector<uint8_t>(weights.size(), 3)) << at;
+      rows[at] = 0.0;
+    }
+  }
+  emulated::refused_launches = 1;
+  EXPECT_NE(torchnan_copy_if_nonfinite(&there, &magnitudes, nullptr), 0);
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ int reserve(TorchnanScanner*, uint64_t, void** reserved) {
   return 0;
 }
 int copy_if_alarmed(TorchnanScanner*, const cuda::CopyTable*, uint32_t, void*) { return 0; }
+int copy_if_nonfinite(const cuda::CopyTable*, const cuda::Numbers*, void*) { return 0; }
 int record_mark(TorchnanScanner* scanner, void*, void** mark) {
   *mark = scanner;
   return 0;
@@ -79,9 +80,9 @@ int is_capturing(void*, int* capturing) {
   *capturing = 0;
   return 0;
 }
-constexpr ScanFunctions kFunctions = {&error_text,   &make,       &free_scanner,    &words,       &scan,
-                                      &scan_strided, &reserve,    &copy_if_alarmed, &record_mark, &follow_mark,
-                                      &clear,        &own_stream, &reset_alarm,     &read,        &is_capturing};
+constexpr ScanFunctions kFunctions = {
+    &error_text,        &make,        &free_scanner, &words, &scan,       &scan_strided, &reserve, &copy_if_alarmed,
+    &copy_if_nonfinite, &record_mark, &follow_mark,  &clear, &own_stream, &reset_alarm,  &read,    &is_capturing};
 
 }  // namespace
 

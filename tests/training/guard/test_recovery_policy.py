@@ -55,6 +55,7 @@ WRONG = {
     "clip_factor": 0,
     "out_of_memory": "skip",
     "max_splits": 0,
+    "max_undo_bytes": -1,
     "log": b"log",
 }
 

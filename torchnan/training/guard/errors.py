@@ -50,6 +50,8 @@ class TrainingStopped(RuntimeError):
 def exit_codes() -> Iterator[None]:
     """Exits with a code of :data:`EXIT_CODES` if training stops inside, with the report on stderr.
 
+    At the end, it waits for the verdict on the last step of each guard.
+
     Example::
 
         with torchnan.recovery.exit_codes():
@@ -57,6 +59,9 @@ def exit_codes() -> Iterator[None]:
     """
     try:
         yield
+        from torchnan.training.guard.late_steps import settle_all  # which imports this
+
+        settle_all()
     except TrainingStopped as stopped:
         print(stopped, file=sys.stderr)
         raise SystemExit(stopped.exit_code) from stopped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -180,3 +181,43 @@ class StepResult:
     loss: torch.Tensor | None
     norm: float
     event: StepEvent | None = None
+
+
+class LateResult(StepResult):
+    """The result of a step that a device is still running. What depends on its verdict is known when it is asked for.
+
+    Args:
+        step, loss: as of :class:`StepResult`.
+        settle: called when the verdict is asked for; calls :meth:`resolve`.
+    """
+
+    def __init__(self, step: int, loss: torch.Tensor | None, settle: Callable[[], object]) -> None:
+        self._set(step=step, loss=loss, _settle=settle, _result=None)
+
+    def resolve(self, result: StepResult) -> None:
+        """Sets what this stands for."""
+        self._set(loss=result.loss, _settle=None, _result=result)
+
+    @property
+    def applied(self) -> bool:
+        return self._known().applied
+
+    @property
+    def norm(self) -> float:
+        return self._known().norm
+
+    @property
+    def event(self) -> StepEvent | None:
+        return self._known().event
+
+    def _known(self) -> StepResult:
+        if self._result is None:  # type: ignore[attr-defined]
+            self._settle()  # type: ignore[attr-defined]
+        return self._result  # type: ignore[attr-defined, no-any-return]
+
+    def _set(self, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[type[StepResult], tuple[Any, ...]]:
+        return StepResult, (self.step, self.applied, self.loss, self.norm, self.event)

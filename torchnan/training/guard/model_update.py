@@ -104,6 +104,7 @@ class ModelUpdate:
         norm_limit: limits on the gradient norm.
         clip: the norm that gradients are clipped to.
         lr_cut: the temporary reduction of the learning rate.
+        scheduler: the scheduler, or ``None``.
     """
 
     def __init__(
@@ -121,12 +122,12 @@ class ModelUpdate:
         self.norm_limit = NormLimit(policy.norm_limit, policy.norm_factor, policy.norm_window)
         self.clip = ClipThreshold(self.norm_limit, policy.max_norm, policy.clip_factor)
         self.lr_cut = LearningRateCut(optimizer, policy.lr_factor, policy.lr_ramp)
-        self._scheduler = scheduler
+        self.scheduler = scheduler
 
     @property
     def stateful_parts(self) -> dict[str, Stateful]:
         """Optimizer, scaler and scheduler by name, as far as they exist."""
-        parts = {"optimizer": self.optimizer, "scaler": self.scaled_step.scaler, "scheduler": self._scheduler}
+        parts = {"optimizer": self.optimizer, "scaler": self.scaled_step.scaler, "scheduler": self.scheduler}
         return {name: part for name, part in parts.items() if part is not None}
 
     def clip_gradients(self, norm: float) -> None:
@@ -157,8 +158,8 @@ class ModelUpdate:
         except BaseException:  # then no hook runs after the step
             self.lr_cut.end_step()
             raise
-        if self._scheduler is not None:
-            self._scheduler.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def record_good_step(self, norm: float) -> bool:
         """Records the norm of a good step. Returns whether the ramp of the learning rate has ended with it."""

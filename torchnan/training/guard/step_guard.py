@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,14 +30,18 @@ from torchnan.training.guard.arguments import (
 from torchnan.training.guard.bad_step import BadStepAnalyzer
 from torchnan.training.guard.bad_step_handler import BadStepHandler
 from torchnan.training.guard.decision import Decision
+from torchnan.training.guard.errors import TrainingStopped
 from torchnan.training.guard.event import StepEvent, StepResult
+from torchnan.training.guard.late_steps import LateSteps
 from torchnan.training.guard.model_update import ModelUpdate
 from torchnan.training.guard.reporter import Reporter
 from torchnan.training.guard.rollback import Rollback
 from torchnan.training.guard.snapshots import Stateful, TrainingState
 from torchnan.training.guard.step.buffers import Buffers
 from torchnan.training.guard.step.early_steps import require_checked_steps
-from torchnan.training.guard.step.forward_backward import ForwardBackward, StepFunction, StepRun
+from torchnan.training.guard.step.forward_backward import ForwardBackward, StepFunction, StepRun, UnreadRun
+from torchnan.training.guard.step.gradients import GradientStats
+from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepMonitor, StepObserver
 from torchnan.training.guard.unchecked_steps import UncheckedSteps
@@ -44,6 +50,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from torchnan.config.policy_keywords import PolicyKeywords
+
+
+logger = logging.getLogger("torchnan")
 
 
 class StepGuard:
@@ -169,6 +178,9 @@ class StepGuard:
             on_instability,
         )
         self._unchecked_steps = UncheckedSteps(self._forward_backward)
+        self._late_steps = LateSteps(
+            policy, self._update, buffers, self._inputs, self._agreement, self._failures, self._settle
+        )
         self._in_watch = False  # between watch() and ok_to_step()
         self._is_manual_loop = False  # the current step belongs to a loop of the user's
         self._has_started = False  # a step has begun, or the run was resumed
@@ -196,12 +208,29 @@ class StepGuard:
         self._begin_step()
         for batch in batches:
             self._save(batch)
-        inputs, event = list(batches), None
+        run = self._forward_backward.start(list(batches), self._handler.parts)
+        if self._late_steps.pending is not None and not self._settle(in_step=True):
+            return self._finish(self._run_again()) if self._can_run_again() else self._leave_out(run)
+        if isinstance(run, UnreadRun):
+            late = self._late_steps.apply(self.step_number, run) if self._may_be_late() else None
+            if late is not None:
+                return late
+            run = self._forward_backward.read(run)
+        return self._finish(run)
+
+    def _finish(self, run: StepRun, seen: Anomaly | None = None) -> StepResult:
+        """Applies or handles a step that has been run.
+
+        Args:
+            run: the run.
+            seen: what was wrong with an earlier run of the step, if this one may be good.
+        """
+        event = None
         while True:
-            run = self._forward_backward.run(inputs, self._handler.parts)
             if run.anomaly is not None:
                 self._analyzer.raise_locally(self.step_number, run.anomaly)
             anomaly, norm = self._agree(run)
+            anomaly, seen = anomaly or seen, None
             if anomaly is None:
                 return self._apply(run, norm, event)
             if self._is_left_to_scaler(anomaly):
@@ -210,9 +239,76 @@ class StepGuard:
             if decision.action not in ("retry", "split"):
                 return self._abandon_step(run, norm, event, decision)
             self._carry_out(event, decision)
-            inputs = [batch.restored() for batch in self._inputs.batches]
             self._inputs.restore()
-            self.optimizer.zero_grad(set_to_none=True)
+            run = self._run_again()
+
+    def _run_again(self) -> StepRun:
+        """Runs forward and backward of the current step from its saved batches."""
+        self.optimizer.zero_grad(set_to_none=True)
+        return self._forward_backward.run([batch.restored() for batch in self._inputs.batches], self._handler.parts)
+
+    def _leave_out(self, run: StepRun | UnreadRun) -> StepResult:
+        """Leaves out a step that cannot be run again after an earlier one was undone."""
+        logger.warning(
+            "torchnan: step %d was left out: it has written to its %s, so it could not be run again after the step "
+            "before it, which was bad. keep='copy' keeps batches as they were; max_undo_bytes=0 reads each verdict at "
+            "once.",
+            self.step_number,
+            self._inputs.mutated_tensor(),
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        self._inputs.buffers.restore()
+        self._inputs.forget_batches()
+        return StepResult(self.step_number, False, StepRun(run.losses, None, GradientStats()).loss, math.nan)
+
+    # -- steps whose verdict is read later
+
+    def _may_be_late(self) -> bool:
+        """Returns whether nothing but the optimizer depends on the verdict on the current step."""
+        is_snapshot_due = self._takes_snapshots and self._rollback.ends_interval(self.step_number)
+        return not (self._is_observed or is_snapshot_due or self._handler.parts > 1)
+
+    def _settle(self, *, in_step: bool = False) -> bool:
+        """Reads the verdict on the step that was applied without one, if there is such a step. Its device has undone a
+        bad one, which is run again and handled as if its verdict had been read at once.
+
+        Args:
+            in_step: whether the next step has been run.
+
+        Returns:
+            False if it was bad. The next step must be run again: the gradients are gone.
+
+        Raises:
+            TrainingStopped: the policy cannot recover from it.
+        """
+        late = self._late_steps.take()
+        if late is None:
+            return True
+        run = self._forward_backward.read_late(late.run)
+        if run.anomaly is None and not run.gradients.nonfinite_buffers:
+            self._record_good_step(late.step, run, run.gradients.norm)
+            late.result.resolve(StepResult(late.step, True, run.loss, run.gradients.norm))
+            return True
+        current, inputs, random = self.step_number, self._inputs.now(), RandomState.now()
+        late.update.undo_on_host()
+        self.step_number = late.step
+        self._inputs.go_back_to(late.inputs)
+        self._inputs.restore()
+        try:
+            result = self._finish(self._run_again(), run.anomaly)
+        except TrainingStopped as stopped:
+            late.result.resolve(StepResult(late.step, False, run.loss, run.gradients.norm, stopped.event))
+            raise
+        late.result.resolve(result)
+        self._inputs.go_back_to(inputs)
+        if self.step_number == late.step:
+            self.step_number = current
+            (inputs[0] if in_step else random).restore()
+        elif in_step:  # rolled back
+            self.step_number += 1
+        if in_step:
+            self._inputs.buffers.save()
+        return False
 
     def _begin_step(self) -> None:
         if not self._has_started or (self._takes_snapshots and self._rollback.ends_interval(self.step_number)):
@@ -271,8 +367,9 @@ class StepGuard:
         self._update.apply(norm)
         if self._is_observed:
             self._observer.end_step(skipped=False)
-        self._record_good_step(run, norm)
+        self._inputs.forget_batches()
         step = self.step_number
+        self._record_good_step(step, run, norm)
         # Not at the beginning of the next step, whose batch must not have been drawn yet.
         is_due = self._takes_snapshots and self._rollback.ends_interval(step)
         diverged = self._take_snapshot_if_due() if is_due else None
@@ -285,13 +382,12 @@ class StepGuard:
         self._update.apply(run.gradients.norm)
         return StepResult(self.step_number, True, run.loss, run.gradients.norm)
 
-    def _record_good_step(self, run: StepRun, norm: float) -> None:
-        self._inputs.forget_batches()
-        self._handler.record_good_step(self.step_number, run.loss_values)
+    def _record_good_step(self, step: int, run: StepRun, norm: float) -> None:
+        if run.gradients.nonfinite_buffers:  # such a buffer would make every step look bad
+            self._late_steps.exclude()
+        self._handler.record_good_step(step, run.loss_values)
         if self._update.record_good_step(norm):
-            self._reporter.log.record(
-                "learning_rate", step=self.step_number, lr_factor=1.0, reason="the ramp has ended"
-            )
+            self._reporter.log.record("learning_rate", step=step, lr_factor=1.0, reason="the ramp has ended")
 
     # -- steps of a loop of the user's
 
@@ -300,6 +396,7 @@ class StepGuard:
         """Wraps forward and backward of one micro-batch in a training loop of your own. The first one after
         :meth:`ok_to_step` begins a step."""
         if not self._in_watch:
+            self._settle()
             if not self._is_disabled:
                 self._take_snapshot_if_due()
                 self._inputs.begin_step()
@@ -348,7 +445,8 @@ class StepGuard:
         if anomaly is None:
             self._update.clip_gradients(norm)
             self._observer.end_step(skipped=False)
-            self._record_good_step(run, norm)
+            self._inputs.forget_batches()
+            self._record_good_step(self.step_number, run, norm)
             return True
         if self._is_left_to_scaler(anomaly):
             self._update.scaled_step.mark_to_skip()
@@ -407,6 +505,7 @@ class StepGuard:
     @property
     def events(self) -> list[StepEvent]:
         """The last 100 bad steps, with the actions taken."""
+        self._settle()
         return list(self._reporter.events)
 
     @property
@@ -419,7 +518,8 @@ class StepGuard:
         return {"buffers": self._inputs.buffers.bytes_in_memory(), "snapshots": self._rollback.bytes_in_memory}
 
     def close(self) -> None:
-        """Restores the optimizer: ends a reduction of the learning rate."""
+        """Restores the optimizer: ends a reduction of the learning rate. Waits for the verdict on the last step."""
+        self._settle()
         self._update.lr_cut.close()
 
     # -- restarts
@@ -436,6 +536,7 @@ class StepGuard:
             OptionError: the ranks have different policies.
             TrainingStopped: no snapshot can be restored, or a rank or its device is not healthy.
         """
+        self._settle()
         self._require_same_policy()
         self._has_started = True
         if not self._rollback.find():
@@ -444,7 +545,9 @@ class StepGuard:
         return self.step_number
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns counters, budgets, recent norms and the learning rate's ramp, for a checkpoint."""
+        """Returns counters, budgets, recent norms and the learning rate's ramp, for a checkpoint. Waits for the verdict
+        on the last step."""
+        self._settle()
         return {
             "step_number": self.step_number,
             "decision": self._handler.state_dict(),
@@ -453,6 +556,7 @@ class StepGuard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state returned by :meth:`state_dict`."""
+        self._settle()
         self.step_number = state["step_number"]
         self._handler.load_state_dict(state["decision"])
         self._update.load_state_dict(state)

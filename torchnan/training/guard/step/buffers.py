@@ -108,6 +108,17 @@ class Buffers:
                 elif one.held_in is not None and (one.live is None or one.tensor is not None):
                     one.held_in[one.key] = None if one.tensor is None else one.tensor.clone()
 
+    def changed(self) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Returns the buffers with their copies from before the step; ``None`` if the step has put another tensor in
+        the place of one, so that a copy cannot be put back into it."""
+        changed = []
+        for one in self._copies.values():
+            if one.now() is not one.live or (one.live is not None and one.tensor is None):
+                return None
+            if one.live is not None and one.tensor is not None:
+                changed.append((shards.local(one.live).detach(), one.tensor))
+        return changed
+
     def of_model(self) -> dict[str, torch.Tensor]:
         """Returns the saved buffers of the model by name."""
         return {name: one.tensor for name, one in self._copies.items() if one.tensor is not None and one.is_of_model}

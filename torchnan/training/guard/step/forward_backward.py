@@ -24,6 +24,7 @@ from torchnan.training.guard.step.gradients import (
     gradients_of,
     measure_gradients,
     plain_norm,
+    stats_of,
 )
 from torchnan.training.guard.step.lockstep import Lockstep
 from torchnan.training.guard.step.micro_batches import split
@@ -73,6 +74,21 @@ class StepRun:
         if len(self.losses) < 2:
             return self.losses[0] if self.losses else None
         return torch.stack([loss.reshape(()) for loss in self.losses]).mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class UnreadRun:
+    """A step that a device is running. Its losses, gradients and buffers are being measured.
+
+    Attributes:
+        losses: the detached loss of each micro-batch.
+        buffers: the buffers that are measured, by name.
+        measurement: asks the device.
+    """
+
+    losses: tuple[torch.Tensor, ...]
+    buffers: Sequence[tuple[str, torch.Tensor]]
+    measurement: _C.StepMeasurement
 
 
 class ForwardBackward:
@@ -148,7 +164,8 @@ class ForwardBackward:
         after_backward: Callable[[], None] | None = None,
         in_lockstep: bool = False,
     ) -> StepRun:
-        """Runs forward and backward, and checks the result on this rank.
+        """Runs forward and backward, and checks the result on this rank. Waits for the device, as :meth:`start` does
+        not.
 
         Args:
             batches: the micro-batches.
@@ -158,6 +175,17 @@ class ForwardBackward:
             in_lockstep: before the last backward pass, in which the ranks may wait for one another, find out whether
                 all of them come to it; raise if one does not.
         """
+        return self.read(self.start(batches, parts, randoms, after_backward, in_lockstep))
+
+    def start(
+        self,
+        batches: list[Any],
+        parts: int = 1,
+        randoms: Sequence[RandomState | None] = (),
+        after_backward: Callable[[], None] | None = None,
+        in_lockstep: bool = False,
+    ) -> StepRun | UnreadRun:
+        """Does as :meth:`run`, but leaves the result unread if a device has it that can undo a step."""
         losses: list[torch.Tensor] = []
         if self._scaler is not None:
             self.forget_unscaled()
@@ -190,7 +218,7 @@ class ForwardBackward:
             anomaly = Anomaly(AnomalyKind.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
             # As if measured: the ranks that have gradients sum their norms over all ranks if those are sharded.
             return StepRun(tuple(losses), anomaly, measure_gradients(self.parameters))
-        return self.check(losses)
+        return self._measure(losses)
 
     def forget_unscaled(self) -> None:
         """Drops what the scaler has recorded of the gradients of an earlier run, which was not applied."""
@@ -218,10 +246,30 @@ class ForwardBackward:
 
     def check(self, losses: list[torch.Tensor]) -> StepRun:
         """Checks detached losses, and the gradients and buffers in one scan."""
+        return self.read(self._measure(losses))
+
+    def read(self, run: StepRun | UnreadRun) -> StepRun:
+        """Waits for the device, and checks what it has measured."""
+        return self._read(run, self._gradient_anomaly) if isinstance(run, UnreadRun) else run
+
+    def read_late(self, run: UnreadRun) -> StepRun:
+        """Does as :meth:`read` for an earlier step, whose gradients do not exist any more."""
+        return self._read(run, self._late_gradient_anomaly)
+
+    def _read(self, run: UnreadRun, gradient_anomaly: Callable[[tuple[str, ...]], Anomaly | None]) -> StepRun:
+        stats, values = stats_of(*run.measurement.stats()), run.measurement.loss_values()
+        return self._judge(run.losses, values, stats, gradient_anomaly(stats.nonfinite), run.buffers)
+
+    def _measure(self, losses: list[torch.Tensor]) -> StepRun | UnreadRun:
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
         buffers = [] if self._buffers is None else self._buffers.to_check()
-        stats = measure_gradients(self._stepped.now(), self._agreement, buffers)
+        parameters = self._stepped.now()
+        if not self._is_checked_before_reduction:
+            measurement = _C.begin_measuring(parameters, list(buffers), losses)
+            if measurement is not None:
+                return UnreadRun(tuple(losses), buffers, measurement)
+        stats = measure_gradients(parameters, self._agreement, buffers)
         if stats.tensors == 0:
             self._warn_of_no_gradient()
         if self._is_checked_before_reduction:
@@ -233,10 +281,20 @@ class ForwardBackward:
         if values is None:  # a loss may hold its value elsewhere, as DTensor does
             with detection_paused():
                 values = tuple(shards.local(loss).item() for loss in losses)
+        return self._judge(tuple(losses), values, stats, gradient_anomaly, buffers)
+
+    def _judge(
+        self,
+        losses: tuple[torch.Tensor, ...],
+        values: tuple[float | complex, ...],
+        stats: GradientStats,
+        gradient_anomaly: Anomaly | None,
+        buffers: Sequence[tuple[str, torch.Tensor]],
+    ) -> StepRun:
         anomaly = loss_anomaly(values, self._agreement) or gradient_anomaly
         if stats.nonfinite_buffers and (anomaly is None or anomaly.kind > AnomalyKind.BUFFER):
             anomaly = self._buffer_anomaly(buffers, stats.nonfinite_buffers) or anomaly
-        return StepRun(tuple(losses), anomaly, stats, values)
+        return StepRun(losses, anomaly, stats, values)
 
     def _buffer_anomaly(self, buffers: Sequence[tuple[str, torch.Tensor]], nonfinite: Sequence[str]) -> Anomaly | None:
         """Returns the anomaly of buffers that this step has made non-finite."""
@@ -318,6 +376,13 @@ class ForwardBackward:
         kind = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
         prefix = f"{len(nonfinite)} of {len(gradients)} gradients are not finite: "
         return tensor_anomaly(gradients, nonfinite, self._agreement, prefix=prefix, kind=kind)
+
+    def _late_gradient_anomaly(self, nonfinite: tuple[str, ...]) -> Anomaly | None:
+        if not nonfinite:
+            return None
+        names = ", ".join(printable(name, 200) for name in nonfinite[:5])
+        text = f"{len(nonfinite)} gradients were not finite: {names}{', ...' if len(nonfinite) > 5 else ''}"
+        return Anomaly(AnomalyKind.GRADIENT, text, 0, self._agreement.global_rank)
 
 
 def loss_of(returned: Any) -> torch.Tensor:

@@ -80,7 +80,13 @@ def measure_gradients(
         # By the parameters: a rank may have no gradient, and all ranks must sum their norms, or none.
         sharded = any(shards.is_sharded(parameter) for _, parameter in parameters)
         return stats._replace(sharded=sharded, nonfinite_buffers=measure(buffers).nonfinite)
-    norms, max_abs, nonfinite, nonfinite_buffers = measured
+    return stats_of(*measured)
+
+
+def stats_of(
+    norms: list[float], max_abs: float, nonfinite: tuple[str, ...], nonfinite_buffers: tuple[str, ...]
+) -> GradientStats:
+    """Returns the statistics of gradients that this rank has as a whole, from what the core has measured."""
     return GradientStats(
         _norm_of_all(norms, max_abs), max_abs, nonfinite, nonfinite_buffers=nonfinite_buffers, tensors=len(norms)
     )

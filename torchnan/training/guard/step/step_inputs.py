@@ -73,6 +73,14 @@ class StepInputs:
         random = self._reader.now() if drawn_between and self.batches else None
         self.batches.append(SavedBatch(batch, self._keep, where, random))
 
+    def now(self) -> tuple[RandomState, list[SavedBatch]]:
+        """Returns the inputs of the step without its buffers, to be given back to :meth:`go_back_to`."""
+        return self.random, self.batches
+
+    def go_back_to(self, inputs: tuple[RandomState, list[SavedBatch]]) -> None:
+        """Makes the inputs of another step the current ones. The saved buffers stay."""
+        self.random, self.batches = inputs
+
     def forget_batches(self) -> None:
         """Drops the references to the step's batches: the step is over."""
         self.batches = []
