@@ -185,15 +185,27 @@ class WindowAttribution {
                                                       DetectionSession& session) {
     if (const auto bad = bad_event(event.previous)) return bad->provenance;
     if (auto intended = intended_provenance(event.previous, kinds)) return intended;
-    if (is_lost(event) || !(event.tensor.is_parameter || kinds.nan())) return nullptr;  // it may be a mask
+    const bool may_be_mask = !event.tensor.is_parameter && !kinds.nan();
+    if (is_lost(event) || may_be_mask || is_unwritten(event)) return nullptr;
     const auto reads_it = [&](const Event& reader) {
       bool is_read = false;
-      if (is_border(reader))
+      if (is_border(reader) && kinds_at(reader.number).any())
         for_each_input(reader, [&](const EventInput& input) { is_read |= input.event == event.number; });
       return is_read;
     };
-    const auto reader = std::find_if(window_.events.begin(), window_.events.end(), reads_it);
-    return reader == window_.events.end() ? nullptr : provenance_in_region(event, *reader, session);
+    const auto overwrites_it = [&](const Event& reader) {
+      return reader.tensor.storage == event.tensor.storage && reads_it(reader);
+    };
+    const auto& events = window_.events;
+    const auto reader = std::find_if(events.begin(), events.end(), reads_it);
+    if (reader == events.end() || std::any_of(events.begin(), events.end(), overwrites_it)) return nullptr;
+    return provenance_in_region(event, *reader, session);
+  }
+
+  // Whether nothing has been seen to write to an argument's memory since it was handed out: that is its origin.
+  static bool is_unwritten(const Event& argument) {
+    const auto before = Devices::Lock(devices()).copy_of(argument.previous);
+    return before && before->type == EventType::kAllocated;
   }
 
   // Replays a region that reads a tensor first. Returns its provenance: the operation, module and line that read it;
@@ -246,11 +258,13 @@ class WindowAttribution {
 
   std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
                                                   NonfiniteKinds kinds, DetectionSession& session) {
-    if (is_lost(event) || !is_told_by_replay(event, bad_inputs, kinds))
+    const bool is_explained = !is_border(event) || event.given != nullptr || is_explained_by(bad_inputs, kinds);
+    if (is_lost(event) || (is_explained && (!is_border(event) || !has_unused(bad_inputs, kinds))))
       return evident_provenance_of(event, bad_inputs, kinds, session);
     LateReplay replay = replay_call(event, session);
-    if (replay.provenance != nullptr) return replay.provenance;
-    if (replay.obstacle.empty()) return evident_provenance_of(event, bad_inputs, kinds, session);
+    const bool has_found = replay.provenance != nullptr && !replay.provenance->first().origin->border;
+    if (replay.provenance != nullptr && (has_found || !is_explained)) return replay.provenance;
+    if (replay.obstacle.empty() || is_explained) return evident_provenance_of(event, bad_inputs, kinds, session);
     Event followed = event;
     auto region = std::make_shared<ReplayedRegion>(*event.region);
     region->facts.obstacle = std::move(replay.obstacle);
@@ -266,20 +280,20 @@ class WindowAttribution {
     return replay_late(session, result.number, [this](EventNumber number) { return kinds_at(number); });
   }
 
-  // Whether a replay tells more of the result of a compiled region than what the region was given: nothing explains the
-  // result, or it is a NaN that no operation has been seen to use. A mask explains infinities, but no NaN.
-  static bool is_told_by_replay(const Event& event, c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
-    if (!is_border(event) || event.given != nullptr) return false;
-    if (bad_inputs.empty() || !kinds.nan()) return bad_inputs.empty();
+  // Whether what a compiled region was given explains its result. A mask explains infinities, but no NaN.
+  static bool is_explained_by(c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
     const auto is_mask = [](const BadInput& input) {
       return input.bad.provenance->is_intentional() && !input.bad.kinds.nan();
     };
-    const auto is_unused = [](const BadInput& input) {
-      const OriginRecord& origin = *input.bad.provenance->first().origin;
-      return origin.source != OriginRecord::Source::kOperation && origin.entry() == nullptr;
-    };
-    return std::all_of(bad_inputs.begin(), bad_inputs.end(), is_mask) ||
-           std::any_of(bad_inputs.begin(), bad_inputs.end(), is_unused);
+    return !bad_inputs.empty() && (!kinds.nan() || !std::all_of(bad_inputs.begin(), bad_inputs.end(), is_mask));
+  }
+
+  // Whether a region was given a NaN that no operation has been seen to use: a replay shows which one does.
+  static bool has_unused(c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
+    return kinds.nan() && std::any_of(bad_inputs.begin(), bad_inputs.end(), [](const BadInput& input) {
+             const OriginRecord& origin = *input.bad.provenance->first().origin;
+             return origin.source != OriginRecord::Source::kOperation && !origin.unwritten && origin.entry() == nullptr;
+           });
   }
 
   NonfiniteKinds kinds_at(EventNumber number) const {

@@ -151,10 +151,12 @@ void KeptInputs::forget_gradients() {
   bytes_of_gradients_ = 0;
 }
 
-std::string KeptInputs::obstacle(bool is_backward) const {
+std::string KeptInputs::take(bool is_backward) {
+  put_back();
   if (is_backward && gradients_.empty()) return kGoneInputs;
   for (const auto& [index, tensor] : arguments_) {
-    if (tensor.lock().defined()) continue;
+    if (taken_.emplace_back(tensor.lock()).defined()) continue;
+    put_back();
     if (tensor.is_gone()) return kGoneInputs;
     if (!tensor.is_weight()) return kOverwrittenInputs;
     return updated_weights(tensor.exceeded_limit());
@@ -163,7 +165,7 @@ std::string KeptInputs::obstacle(bool is_backward) const {
 }
 
 void KeptInputs::restore(py::list& arguments) const {
-  for (const Argument& argument : arguments_) arguments[argument.index] = py::cast(argument.tensor.lock());
+  for (size_t i = 0; i < taken_.size(); ++i) arguments[arguments_[i].index] = py::cast(taken_[i]);
 }
 
 }  // namespace torchnan

@@ -77,10 +77,12 @@ class KeptInputs {
   // Returns how many bytes are held.
   int64_t bytes() const { return bytes_of_arguments_ + bytes_of_gradients_; }
 
-  // Returns why the call, or its backward pass, cannot be replayed; empty if it can.
-  std::string obstacle(bool is_backward) const;
+  // Takes the values as they were, for a replay of the call or of its backward pass: what that reads counts as seen
+  // anew, but is not written. Returns why it cannot; empty if it can.
+  std::string take(bool is_backward);
+  void put_back() { taken_.clear(); }
 
-  // Puts the tensors in their places among the arguments.
+  // Puts the taken values in their places among the arguments.
   void restore(pybind11::list& arguments) const;
 
   // Returns the gradients, undefined for `None`.
@@ -95,6 +97,7 @@ class KeptInputs {
   void forget_gradients();
 
   std::vector<Argument> arguments_;
+  std::vector<at::Tensor> taken_;      // their values, during a replay
   std::vector<at::Tensor> gradients_;  // aliases
   int64_t bytes_of_arguments_ = 0;
   int64_t bytes_of_gradients_ = 0;

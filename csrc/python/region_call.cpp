@@ -445,8 +445,9 @@ bool RegionCall::has_result(uint64_t event) const { return kept_.forward.has(eve
 LateReplay RegionCall::replay_late(uint64_t event, KindsOfEvent kinds_of) {
   LateResults& results = kept_.forward.has(event) ? kept_.forward : kept_.backward;
   if (!results.found) {
-    std::string obstacle = kept_.inputs.obstacle(&results == &kept_.backward);
+    std::string obstacle = kept_.inputs.take(&results == &kept_.backward);
     if (!obstacle.empty()) return {nullptr, std::move(obstacle)};
+    const auto end = c10::make_scope_exit([this] { kept_.inputs.put_back(); });
     if (!find_late(results, kinds_of)) return {nullptr, kDiscarded};
   }
   for (const auto& [index, number] : results.events) {
