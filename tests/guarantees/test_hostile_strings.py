@@ -134,6 +134,8 @@ TELLS = {
     "config/text.py say": "what ranks say",
     "training/guard/nan_detector.py NaNDetector._reject": "loggers",
     "training/guard/rollback.py Rollback._say_what_is_not_restored": "loggers",
+    "training/guard/step_guard.py StepGuard._leave_out": "loggers",
+    "training/guard/late_steps.py _settle_at_exit": "TrainingStopped",
     "training/guard/step/operation.py Operation.__str__": "extract",
     "detection/headroom.py Headroom.__str__": "str(headroom)",
     "detection/session.py detect.headroom": "warnings of the detector",  # says only that there is no room

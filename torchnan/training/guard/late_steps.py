@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from torchnan._load import _C
 from torchnan.config.policy import Policy
+from torchnan.config.text import printable
 from torchnan.detection import signal_handlers
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement
@@ -164,7 +165,7 @@ def _settle_at_exit() -> None:
             late.settle()
         except Exception as error:  # noqa: BLE001 - the program is over
             signal_handlers.let_through(error)
-            logger.warning("torchnan: after the last step: %s", error)
+            logger.warning("torchnan: after the last step: %s", printable(str(error), 1000))
 
 
 atexit.register(_settle_at_exit)

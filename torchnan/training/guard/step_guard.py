@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.policy import OWN_OF_A_RANK, Action, Policy
-from torchnan.config.text import brief
+from torchnan.config.text import brief, printable
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement, AgreementError, Anomaly, AnomalyKind
 from torchnan.training.guard.arguments import (
@@ -254,7 +254,7 @@ class StepGuard:
             "before it, which was bad. keep='copy' keeps batches as they were; max_undo_bytes=0 reads each verdict at "
             "once.",
             self.step_number,
-            self._inputs.mutated_tensor(),
+            printable(str(self._inputs.mutated_tensor()), 200),
         )
         self.optimizer.zero_grad(set_to_none=True)
         self._inputs.buffers.restore()

@@ -116,7 +116,7 @@ class Buffers:
             if one.now() is not one.live or (one.live is not None and one.tensor is None):
                 return None
             if one.live is not None and one.tensor is not None:
-                changed.append((shards.local(one.live).detach(), one.tensor))
+                changed.append((shards.local(one.live), one.tensor))
         return changed
 
     def of_model(self) -> dict[str, torch.Tensor]:
