@@ -61,7 +61,7 @@ class LateSteps:
         inputs: those of the current step.
         agreement: a single rank has nobody to agree with.
         failures: counts steps that the device has refused to prepare for.
-        settle: reads the verdict.
+        settle: reads the verdict; a method of the guard, which holds this object, so it is not kept alive.
 
     Attributes:
         pending: the step that was applied and whose verdict has not been read.
@@ -90,7 +90,7 @@ class LateSteps:
         self._inputs = inputs
         self._agreement = agreement
         self._failures = failures
-        self._settle = settle
+        self._method = weakref.WeakMethod(settle)
         self.pending: LateStep | None = None
         self._process = os.getpid()
 
@@ -116,7 +116,9 @@ class LateSteps:
             update = self._undoable.begin(run)
         if update is None:
             return None
-        result = LateResult(step, StepRun(run.losses, None, GradientStats()).loss, self._settle)
+        settle = self._method()
+        assert settle is not None  # the guard is in this step
+        result = LateResult(step, StepRun(run.losses, None, GradientStats()).loss, settle)
         self.pending = LateStep(step, run, self._inputs.now(), update, result)
         self._process = os.getpid()
         self._inputs.forget_batches()
@@ -140,10 +142,11 @@ class LateSteps:
 
     def settle(self) -> None:
         """Reads the verdict on the pending step, and handles the step if it was bad."""
-        self._settle()
+        if (settle := self._method()) is not None:
+            settle()
 
     def _settle_before_saving(self, optimizer: object) -> None:
-        self._settle()
+        self.settle()
 
 
 _to_settle: weakref.WeakSet[LateSteps] = weakref.WeakSet()
