@@ -258,8 +258,9 @@ class WindowAttribution {
 
   std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
                                                   NonfiniteKinds kinds, DetectionSession& session) {
-    const bool is_explained = !is_border(event) || event.given != nullptr || is_explained_by(bad_inputs, kinds);
-    if (is_lost(event) || (is_explained && (!is_border(event) || !has_unused(bad_inputs, kinds))))
+    const bool may_be_replayed = is_border(event) && !is_lost(event);
+    const bool is_explained = event.given != nullptr || is_explained_by(bad_inputs, kinds);
+    if (!may_be_replayed || (is_explained && !has_unused(bad_inputs, kinds)))
       return evident_provenance_of(event, bad_inputs, kinds, session);
     LateReplay replay = replay_call(event, session);
     const bool has_found = replay.provenance != nullptr && !replay.provenance->first().origin->border;

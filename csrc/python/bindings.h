@@ -40,9 +40,8 @@ void bind_buffers(pybind11::module_& m);
 // Adds loss_values(losses) to the module, for tensors of one element. It returns their values, or None if one of them
 // is of such a class, or an integer. Detection does not see it.
 // Adds begin_measuring(parameters, buffers, losses), which asks for both and does not wait. Its StepMeasurement has
-// is_known(), and stats() and loss_values(), which wait. begin_step(written, copied, max_bytes) returns an
-// UndoableStep. Returns None if not all of them are ordinary tensors on one device that can undo a step, and if there
-// is no gradient.
+// stats() and loss_values(), which wait. begin_step(written, copied, max_bytes) returns an UndoableStep. Returns None
+// if not all of them are ordinary tensors on one device that can undo a step, and if there is no gradient.
 void bind_gradients(pybind11::module_& m);
 
 // Adds start_proved_step(groups, state) and finish_proved_step(is_completed) to the module, for steps of PyTorch's

@@ -132,8 +132,6 @@ class StepMeasurement {
     return step;
   }
 
-  bool is_known() const { return measurement_->is_known(); }
-
   py::tuple stats() const {
     Rows rows;
     {
@@ -176,7 +174,6 @@ void bind_gradients(py::module_& m) {
   m.def("measure_gradients", &measure_gradients, py::arg("parameters"), py::arg("buffers") = py::list());
   m.def("loss_values", &loss_values, py::arg("losses"));
   py::class_<StepMeasurement, std::shared_ptr<StepMeasurement>>(m, "StepMeasurement")
-      .def("is_known", &StepMeasurement::is_known)
       .def("stats", &StepMeasurement::stats)
       .def("loss_values", &StepMeasurement::loss_values)
       .def("begin_step", &StepMeasurement::begin_step, py::arg("written"), py::arg("copied"), py::arg("max_bytes"),

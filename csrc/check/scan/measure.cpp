@@ -174,7 +174,7 @@ DeviceMeasurement::DeviceMeasurement(at::TensorList xs, at::TensorList numbers) 
 }
 
 void DeviceMeasurement::wait() const {
-  if (!is_known()) measured_.synchronize();
+  if (!measured_.query()) measured_.synchronize();
 }
 
 std::vector<std::pair<double, double>> DeviceMeasurement::rows() const {

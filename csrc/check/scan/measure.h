@@ -25,9 +25,6 @@ class TORCHNAN_API DeviceMeasurement {
   // `numbers`: tensors of one element on the device, which are copied to the host as well.
   DeviceMeasurement(at::TensorList xs, at::TensorList numbers);
 
-  // Whether the device has got there.
-  bool is_known() const { return measured_.query(); }
-
   // Wait until it has.
   std::vector<std::pair<double, double>> rows() const;
   const std::vector<at::Tensor>& numbers() const;

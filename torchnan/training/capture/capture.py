@@ -200,7 +200,8 @@ class Capture:
         self.restore(forward_backward.model)
         self.random.restore()
         forward_backward.optimizer.zero_grad(set_to_none=True)
-        return forward_backward.run(batches, randoms=self.batch_random, after_backward=after_backward)
+        run = forward_backward.start(batches, randoms=self.batch_random, after_backward=after_backward)
+        return forward_backward.read(run)
 
     def _last_good(self) -> tuple[int, float] | None:
         """Returns the last step that was applied before this one, and its loss."""

@@ -192,7 +192,8 @@ class BadStepAnalyzer:
         self._inputs.restore()
         self._forward_backward.optimizer.zero_grad(set_to_none=True)
         randoms = [batch.random for batch in self._inputs.batches]
-        return self._forward_backward.run(batches, parts, randoms, after_backward, in_lockstep=True)
+        run = self._forward_backward.start(batches, parts, randoms, after_backward, in_lockstep=True)
+        return self._forward_backward.read(run)
 
     def _operation(self, finding: Finding | None, parts: int) -> Operation | None:
         """Records the operation of a finding. All ranks run the step if any has one, because of its collectives."""

@@ -18,8 +18,7 @@ from torchnan.distributed.agreement import Agreement
 from torchnan.training.guard.event import LateResult
 from torchnan.training.guard.model_update import ModelUpdate
 from torchnan.training.guard.step.buffers import Buffers
-from torchnan.training.guard.step.forward_backward import StepRun, UnreadRun
-from torchnan.training.guard.step.gradients import GradientStats
+from torchnan.training.guard.step.forward_backward import UnreadRun
 from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.guard.step.step_inputs import SavedBatch, StepInputs
 from torchnan.training.guard.undoable_update import BegunUpdate, UndoableUpdate
@@ -118,7 +117,7 @@ class LateSteps:
             return None
         settle = self._method()
         assert settle is not None  # the guard is in this step
-        result = LateResult(step, StepRun(run.losses, None, GradientStats()).loss, settle)
+        result = LateResult(step, run.loss, settle)
         self.pending = LateStep(step, run, self._inputs.now(), update, result)
         self._process = os.getpid()
         self._inputs.forget_batches()

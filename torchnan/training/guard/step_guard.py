@@ -40,7 +40,6 @@ from torchnan.training.guard.snapshots import Stateful, TrainingState
 from torchnan.training.guard.step.buffers import Buffers
 from torchnan.training.guard.step.early_steps import require_checked_steps
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepFunction, StepRun, UnreadRun
-from torchnan.training.guard.step.gradients import GradientStats
 from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepMonitor, StepObserver
@@ -245,7 +244,8 @@ class StepGuard:
     def _run_again(self) -> StepRun:
         """Runs forward and backward of the current step from its saved batches."""
         self.optimizer.zero_grad(set_to_none=True)
-        return self._forward_backward.run([batch.restored() for batch in self._inputs.batches], self._handler.parts)
+        batches = [batch.restored() for batch in self._inputs.batches]
+        return self._forward_backward.read(self._forward_backward.start(batches, self._handler.parts))
 
     def _leave_out(self, run: StepRun | UnreadRun) -> StepResult:
         """Leaves out a step that cannot be run again after an earlier one was undone."""
@@ -259,7 +259,7 @@ class StepGuard:
         self.optimizer.zero_grad(set_to_none=True)
         self._inputs.buffers.restore()
         self._inputs.forget_batches()
-        return StepResult(self.step_number, False, StepRun(run.losses, None, GradientStats()).loss, math.nan)
+        return StepResult(self.step_number, False, run.loss, math.nan)
 
     # -- steps whose verdict is read later
 

@@ -53,20 +53,8 @@ class CheckedBuffers(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class StepRun:
-    """The result of running a step on this rank.
-
-    Attributes:
-        losses: the detached loss of each micro-batch.
-        anomaly: what is wrong with it, or ``None``.
-        gradients: statistics of its gradients.
-        loss_values: the losses as numbers.
-    """
-
+class _Losses:
     losses: tuple[torch.Tensor, ...]
-    anomaly: Anomaly | None
-    gradients: GradientStats
-    loss_values: tuple[float | complex, ...] = ()
 
     @property
     def loss(self) -> torch.Tensor | None:
@@ -77,7 +65,23 @@ class StepRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class UnreadRun:
+class StepRun(_Losses):
+    """The result of running a step on this rank.
+
+    Attributes:
+        losses: the detached loss of each micro-batch.
+        anomaly: what is wrong with it, or ``None``.
+        gradients: statistics of its gradients.
+        loss_values: the losses as numbers.
+    """
+
+    anomaly: Anomaly | None
+    gradients: GradientStats
+    loss_values: tuple[float | complex, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class UnreadRun(_Losses):
     """A step that a device is running. Its losses, gradients and buffers are being measured.
 
     Attributes:
@@ -86,7 +90,6 @@ class UnreadRun:
         measurement: asks the device.
     """
 
-    losses: tuple[torch.Tensor, ...]
     buffers: Sequence[tuple[str, torch.Tensor]]
     measurement: _C.StepMeasurement
 
@@ -156,16 +159,16 @@ class ForwardBackward:
         """The optimizer's parameters by name, as they are now."""
         return self._stepped.now()
 
-    def run(
+    def start(
         self,
         batches: list[Any],
         parts: int = 1,
         randoms: Sequence[RandomState | None] = (),
         after_backward: Callable[[], None] | None = None,
         in_lockstep: bool = False,
-    ) -> StepRun:
-        """Runs forward and backward, and checks the result on this rank. Waits for the device, as :meth:`start` does
-        not.
+    ) -> StepRun | UnreadRun:
+        """Runs forward and backward, and checks the result on this rank. One on a device that can undo a step is left
+        unread, for :meth:`read`.
 
         Args:
             batches: the micro-batches.
@@ -175,17 +178,6 @@ class ForwardBackward:
             in_lockstep: before the last backward pass, in which the ranks may wait for one another, find out whether
                 all of them come to it; raise if one does not.
         """
-        return self.read(self.start(batches, parts, randoms, after_backward, in_lockstep))
-
-    def start(
-        self,
-        batches: list[Any],
-        parts: int = 1,
-        randoms: Sequence[RandomState | None] = (),
-        after_backward: Callable[[], None] | None = None,
-        in_lockstep: bool = False,
-    ) -> StepRun | UnreadRun:
-        """Does as :meth:`run`, but leaves the result unread if a device has it that can undo a step."""
         losses: list[torch.Tensor] = []
         if self._scaler is not None:
             self.forget_unscaled()
