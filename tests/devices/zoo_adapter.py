@@ -29,6 +29,9 @@ def run_there(case, zoo, go_there):
 
 def go_there():
     """Makes the device the default one. Returns the simulated one; nothing for a GPU."""
+    # After a fork, PyTorch makes its thread pool anew at the first use. The threads of two devices must not be the
+    # first ones, both at once: one would find no pool, and abort (caffe2/utils/threadpool/pthreadpool-cpp.cc).
+    torch.set_num_threads(torch.get_num_threads())
     machine = None
     if NAME == "lagging":
         from tests.devices.lagging import Lagging
