@@ -14,6 +14,7 @@
 #include "origin/runtime_queries.h"
 #include "origin/origin_records.h"
 #include "origin/unused_results.h"
+#include "check/scan/storage_of.h"
 #include "check/scan/tensor_scan.h"
 
 namespace torchnan {
@@ -61,6 +62,13 @@ Cause continued(const Cause& argument, const Cause& argument_then, const Cause& 
     value = value.extended(step, step.plan->is_data_movement, value_then.kinds);
   }
   return value;
+}
+
+// Whether it is a tensor on a device whose values the region has received.
+bool is_view_of_argument(const RegionResult& result, const DeviceCheck::Arguments& arguments) {
+  return result.is_unwritten && result.tensor.has_storage() &&
+         std::any_of(arguments.read.begin(), arguments.read.end(),
+                     [storage = storage_of(result.tensor)](const EventInput& read) { return read.storage == storage; });
 }
 
 }  // namespace
@@ -115,13 +123,15 @@ void record_results_on_devices(DetectionSession& session, const DeviceCheck::Arg
                                std::vector<RegionResult>& results, std::shared_ptr<const ReplayedRegion> region) {
   DeviceCheck check(region_call, ThreadState::current(), session);
   check.begin_results(arguments, std::move(region));
-  bool is_recorded = false;
+  bool is_any_recorded = false;
   for (RegionResult& result : results) {
     if (result.kinds.any()) continue;
-    result.is_on_device = check.add_result(result.tensor, static_cast<int64_t>(result.index), {});
-    is_recorded |= result.is_on_device;
+    result.is_on_device = is_view_of_argument(result, arguments);
+    if (result.is_on_device) continue;
+    result.is_on_device = result.is_recorded = check.add_result(result.tensor, static_cast<int64_t>(result.index), {});
+    is_any_recorded |= result.is_recorded;
   }
-  if (is_recorded) check.record();
+  if (is_any_recorded) check.record();
 }
 
 void find_kinds_on_devices(std::vector<RegionResult>& results) {
@@ -140,7 +150,7 @@ void record_border_origin(DetectionSession& session, const at::Tensor& result, i
                           const ReplayedRegion& region) {
   if (!result.is_cpu()) {
     std::vector<RegionResult> results;
-    results.push_back({static_cast<size_t>(output), result});
+    results.push_back({static_cast<size_t>(output), result, /*is_unwritten=*/false});
     record_results_on_devices(session, {}, results, std::make_shared<const ReplayedRegion>(region));
     return heed_alarm(session, /*is_read=*/false);
   }

@@ -429,7 +429,7 @@ void RegionCall::LateResults::record(const std::vector<RegionResult>& parts) {
   *this = {};
   Devices::Lock locked(devices());
   for (const RegionResult& part : parts) {
-    if (!part.is_on_device) continue;
+    if (!part.is_recorded) continue;
     const EventNumber event = locked.journal().last_event(part.tensor);
     locked.preserved().expect(event);
     events.emplace_back(part.index, event);
@@ -610,13 +610,12 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
                                 const DeviceCheck::Arguments& arguments, const std::vector<size_t>& unwritten,
                                 LateResults& late) {
   std::vector<RegionResult> parts;
-  const auto add_parts = [&](size_t index, const py::object& value) {
-    visit_parts(value, [&](const at::Tensor& part) { parts.push_back({index, part}); });
+  const auto add_parts = [&](size_t index, const py::object& value, bool is_unwritten) {
+    visit_parts(value, [&](const at::Tensor& part) { parts.push_back({index, part, is_unwritten}); });
   };
-  for (size_t k = 0; k < written_.size(); ++k) add_parts(values.size() + k, written_[k]);
-  const size_t first_result = parts.size();
+  for (size_t k = 0; k < written_.size(); ++k) add_parts(values.size() + k, written_[k], /*is_unwritten=*/false);
   for (size_t i = 0; i < values.size(); ++i) {
-    if (!contains(unwritten, i)) add_parts(i, values[i]);
+    if (!contains(unwritten, i)) add_parts(i, values[i], /*is_unwritten=*/true);
   }
   const bool is_on_host =
       std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.tensor.is_cpu(); });
@@ -630,15 +629,15 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
   if (!is_on_host) record_results_on_devices(session, arguments, parts, region);
   if (state_ == State::kKept) late.record(parts);
   ThreadState& thread = ThreadState::current();
-  for (size_t p = 0; p < parts.size(); ++p) {
-    if (parts[p].is_on_device) continue;
-    NonfiniteKinds kinds = parts[p].kinds;
-    if (!kinds.any()) kinds = check_region_result(parts[p].tensor, p >= first_result, thread);
+  for (const RegionResult& part : parts) {
+    if (part.is_on_device) continue;
+    NonfiniteKinds kinds = part.kinds;
+    if (!kinds.any()) kinds = check_region_result(part.tensor, part.is_unwritten, thread);
     if (!kinds.any()) continue;
-    if (!bad.empty() && bad.back().first == parts[p].index) {
+    if (!bad.empty() && bad.back().first == part.index) {
       bad.back().second |= bits_of(kinds);
     } else {
-      bad.emplace_back(parts[p].index, bits_of(kinds));
+      bad.emplace_back(part.index, bits_of(kinds));
     }
   }
   if (waits && !bad.empty()) border_->mark->set(session);  // it may recur

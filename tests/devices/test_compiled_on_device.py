@@ -159,6 +159,28 @@ def test_a_copy_is_made_again_if_another_region_has_run_since(device):
 
 
 @of_kernel
+def test_a_region_that_returns_a_view_of_its_weight_has_not_written_it(device):
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(8, 8).to(device))
+    batches = [torch.full((4, 8), value).to(device) for value in (0.0, 1.0)]
+
+    @torch.compile
+    def compiled(x):
+        return torch.log((x @ weight).square()).mean(), weight.t()
+
+    compiled(batches[1])
+    with torchnan.detect(action="log") as watch:
+        for x in batches:
+            loss, view = compiled(x)
+            loss.backward()
+        del loss, view
+        with torch.no_grad():
+            weight.sub_(1e-3 * weight.grad)
+    found = watch.first
+    assert (found.op, found.kind, found.compiled.obstacle) == ("aten::log", "inf", None)
+
+
+@of_kernel
 def test_weights_that_a_compiled_optimizer_updates_are_copied(device):
     model, loss = loss_of(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
