@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -151,12 +150,12 @@ def _owners(
     share their weights with others, so that these do not tell which of them was called."""
     if not weights:
         return {}, set()
-    holders, parents = _holders_and_parents()
+    holders = _Holders()
     kinds = {one.path: one.kind for one in traced.values()}
     known: dict[Path, torch.nn.Module] = {}
     shared = set()
     for path, weight in weights:
-        fitting = _fitting(holders.get((weight, path[-1]), ()), kinds.get(path[:-1]))
+        fitting = _fitting(holders.of(weight, path[-1]), kinds.get(path[:-1]))
         if len(fitting) == 1:
             known.setdefault(path[:-1], fitting[0])
         elif fitting:
@@ -164,7 +163,7 @@ def _owners(
     for inner in list(known):
         path = inner
         while len(path) > 1:
-            around = _fitting(parents.get((id(known[path]), path[-1]), ()), kinds.get(path[:-1]))
+            around = _fitting(holders.of(known[path], path[-1]), kinds.get(path[:-1]))
             if len(around) != 1 or path[:-1] in known:
                 break
             path = path[:-1]
@@ -172,19 +171,44 @@ def _owners(
     return known, shared
 
 
-_Index = defaultdict[tuple[int, str], list[torch.nn.Module]]  # by the id of a part and the name that it has there
+class _Holders:
+    """Finds the modules that have a parameter, a buffer or another module under a name.
+
+    To look through all objects of the process takes long. So what was found the last time is used as long as it holds:
+    a module that has come to share a part since then is not noticed.
+    """
+
+    _found: ClassVar[dict[tuple[int, str], list[weakref.ref[torch.nn.Module]]]] = {}
+
+    def __init__(self) -> None:
+        self._is_new = False
+
+    def of(self, part: torch.nn.Module | int, name: str) -> list[torch.nn.Module]:
+        """Returns the modules that have a part, a module or the ``id()`` of a tensor, under this name."""
+        key = part if isinstance(part, int) else id(part), name
+        known = [reference() for reference in self._found.get(key, ())]
+        holders = [module for module in known if module is not None and key in _parts_of(module)]
+        if (holders and len(holders) == len(known)) or self._is_new:
+            return holders
+        self._look_everywhere()
+        return self.of(part, name)
+
+    def _look_everywhere(self) -> None:
+        found: dict[tuple[int, str], list[weakref.ref[torch.nn.Module]]] = {}
+        for module in _C.instances_of(torch.nn.Module):
+            if not issubclass(type(module), torch.fx.GraphModule):
+                for key in _parts_of(module):
+                    found.setdefault(key, []).append(weakref.ref(module))
+        _Holders._found = found  # at once: another thread may look there
+        self._is_new = True
 
 
-def _holders_and_parents() -> tuple[_Index, _Index]:
-    holders, parents = _Index(list), _Index(list)
-    for module in _C.instances_of(torch.nn.Module):
-        if issubclass(type(module), torch.fx.GraphModule):
-            continue
-        for kind, index in (("_parameters", holders), ("_buffers", holders), ("_modules", parents)):
-            for name, part in list(module.__dict__.get(kind, {}).items()):
-                if part is not None:
-                    index[id(part), name].append(module)
-    return holders, parents
+def _parts_of(module: torch.nn.Module) -> Iterator[tuple[int, str]]:
+    """Returns the ids of the parts of a module, with their names."""
+    for kind in ("_parameters", "_buffers", "_modules"):
+        for name, part in list(module.__dict__.get(kind, {}).items()):
+            if part is not None:
+                yield id(part), name
 
 
 def _fitting(modules: Iterable[torch.nn.Module], kind: type | None) -> list[torch.nn.Module]:
