@@ -33,4 +33,5 @@ def test_each_module_that_shares_a_weight_is_a_holder():
     layers = [torch.nn.Linear(2, 2) for _ in range(2)]
     layers[1].weight = layers[0].weight
     found = _Holders().of(id(layers[0].weight), "weight")
-    assert len(found) == 2 and all(any(one is layer for one in found) for layer in layers)
+    assert len(found) == 2
+    assert all(any(one is layer for one in found) for layer in layers)
