@@ -110,6 +110,32 @@ def test_a_value_that_only_a_hook_on_saved_tensors_makes_is_named_by_its_region(
     assert len(called) == 1  # by the program
 
 
+def test_a_gradient_computed_from_a_buffer_that_the_forward_pass_has_spoilt_has_its_origin():
+    """Nothing is near one code, 0 / 0. The generated backward pass computes the distance again, from this buffer."""
+
+    class Codebook(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.codes = nn.Buffer(torch.tensor([[0.0, 0.0], [1.0, 1.0], [50.0, 50.0]]))
+
+        def forward(self, z):
+            distance = (z[:, None] - self.codes[None]).pow(2).sum(-1)
+            with torch.no_grad():
+                used = nn.functional.one_hot(distance.argmin(1), 3).float()
+                self.codes.copy_(used.t() @ z / used.sum(0)[:, None])  # DIVIDED
+            return distance.min(1).values.mean()
+
+    layer = nn.Linear(3, 2)
+    model = torch.compile(nn.Sequential(layer, Codebook()))
+    with torchnan.detect(action="log") as session:
+        model(torch.rand(6, 3)).backward()
+        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0, error_if_nonfinite=False)
+        torch.optim.SGD(layer.parameters(), 0.1).step()
+    assert layer.weight.isnan().any()
+    (finding,) = session.findings
+    assert (finding.op, finding.line) == ("aten::div", line_of("DIVIDED"))
+
+
 def test_each_thread_that_takes_part_is_followed():
     compiled = torch.compile(lambda x: torch.log(x).sum())
     compiled(torch.ones(4))

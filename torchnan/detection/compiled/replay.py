@@ -500,9 +500,13 @@ class _Replay:
         """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
         lowered = self._lowered()
         random_numbers.set_states(lowered.random_states)
-        with Framing() as framing, torch.no_grad(), self._watched(), as_received(lowered.received):
-            module = framing.frame(framing.copy(lowered.module), self.callers, self.modules)
-            return as_list(interpret(module, *lowered.arguments()))
+        with Framing() as framing, as_received(lowered.received):
+            return self._run_watched(framing, lowered.module, lowered.arguments())
+
+    def _run_watched(self, framing: Framing, module: torch.fx.GraphModule, inputs: list[Any]) -> list[Any]:
+        framed = framing.frame(framing.copy(module), self.callers, self.modules)
+        with torch.no_grad(), self._watched():
+            return as_list(interpret(framed, *inputs))
 
     def _in_inductors_arithmetic(self) -> dict[int, Any]:
         """Makes Inductor compute every node as an output, and runs the first non-finite one on its inputs.
@@ -578,7 +582,10 @@ class _Replay:
                 before, versions = _copies(inputs), list(map(_version, inputs))
                 random_states = random_numbers.states(self.call.made.random_states)
                 still = receiving.remaining() if isinstance(receiving, AsReceived) else None
-                results = interpret(module, *inputs)
+                if self.tangents is not None and not runs:  # it makes values that the backward pass is given
+                    results = self._run_watched(framing, module, inputs)
+                else:
+                    results = interpret(module, *inputs)
                 written = [_version(value) != version for value, version in zip(inputs, versions, strict=True)]
                 kept = [copy if new else value for value, copy, new in zip(inputs, before, written, strict=True)]
                 runs.append(_Lowered(module, kept, written, random_states, still))
