@@ -186,7 +186,7 @@ class WindowAttribution {
     if (const auto bad = bad_event(event.previous)) return bad->provenance;
     if (auto intended = intended_provenance(event.previous, kinds)) return intended;
     const bool may_be_mask = !event.tensor.is_parameter && !kinds.nan();
-    if (is_lost(event) || may_be_mask || is_unwritten(event)) return nullptr;
+    if (is_lost(event) || may_be_mask) return nullptr;
     const auto reads_it = [&](const Event& reader) {
       bool is_read = false;
       if (is_border(reader) && kinds_at(reader.number).any())
@@ -200,12 +200,6 @@ class WindowAttribution {
     const auto reader = std::find_if(events.begin(), events.end(), reads_it);
     if (reader == events.end() || std::any_of(events.begin(), events.end(), overwrites_it)) return nullptr;
     return provenance_in_region(event, *reader, session);
-  }
-
-  // Whether nothing has been seen to write to an argument's memory since it was handed out: that is its origin.
-  static bool is_unwritten(const Event& argument) {
-    const auto before = Devices::Lock(devices()).copy_of(argument.previous);
-    return before && before->type == EventType::kAllocated;
   }
 
   // Replays a region that reads a tensor first. Returns its provenance: the operation, module and line that read it;
@@ -594,6 +588,11 @@ std::vector<NonfiniteKinds> kinds_on_devices(c10::ArrayRef<at::Tensor> tensors) 
     if (is_bad) kinds[i] = compute_stats_on_device(values[i]).kinds();
   }
   return kinds;
+}
+
+bool may_be_bad(const at::Tensor& tensor) {
+  const auto values = scannable(tensor);
+  return values->defined() && (devices().is_capturing() || !is_finite(*values, scan_again({*values}).front()));
 }
 
 std::shared_ptr<const Provenance> provenance_of_last_write(const at::Tensor& tensor) {

@@ -43,6 +43,10 @@ void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& c
 // Returns the kinds that tensors on devices hold now; none for one that cannot be scanned. Waits for the devices.
 TORCHNAN_API std::vector<NonfiniteKinds> kinds_on_devices(c10::ArrayRef<at::Tensor> tensors);
 
+// Whether a tensor on a device may hold non-finite values now: false if a scan finds none. Waits for the device, unless
+// a graph is being captured.
+bool may_be_bad(const at::Tensor& tensor);
+
 // Returns the provenance of the values that were last written into a tensor on a device; null if no cause is known.
 // Waits for the devices.
 TORCHNAN_API std::shared_ptr<const Provenance> provenance_of_last_write(const at::Tensor& tensor);

@@ -145,7 +145,7 @@ std::map<uint64_t, Finding> find_live_on_devices(DetectionSession& session) {
   return find_live_tensors(session, alive, [&](const at::Tensor& tensor) -> std::optional<LiveTensor> {
     const at::Tensor values = *scannable(tensor);
     const auto bad = values.defined() ? by_storage.find(values.storage().unsafeGetStorageImpl()) : by_storage.end();
-    if (bad == by_storage.end()) return std::nullopt;
+    if (bad == by_storage.end() || !may_be_bad(values)) return std::nullopt;  // it may be a finite part
     return LiveTensor{values, bad->second.kinds, bad->second.provenance};
   });
 }
@@ -155,7 +155,7 @@ std::shared_ptr<const Provenance> provenance_on_device(const at::Tensor& tensor)
   if (!values.defined()) return nullptr;
   resolve(Delivery::kDeferred);
   for (const LiveBadTensor& one : live_bad_tensors()) {
-    if (one.tensor.storage().is_alias_of(values.storage())) return one.bad.provenance;
+    if (one.tensor.storage().is_alias_of(values.storage()) && may_be_bad(values)) return one.bad.provenance;
   }
   return nullptr;
 }

@@ -164,6 +164,16 @@ def test_a_mask_that_is_computed_and_kept_is_no_finding(device):
     del causal, inverse
 
 
+def test_a_finite_part_of_a_tensor_may_stay_alive(device):
+    """Only its memory has the infinity, which nothing refers to."""
+    with torchnan.detect(action="log") as watch:
+        period = 1 / torch.arange(9.0).to(device)
+        period = period[1:]
+        assert torchnan.origin_of(period) is None
+    assert watch.findings == []
+    assert period.isfinite().all()
+
+
 def test_masked_repaired_or_unused_values_are_not_errors(device):
     x = torch.ones(6, 6, device=device)
     mask = torch.ones(6, 6, device=device).triu(1).bool()
