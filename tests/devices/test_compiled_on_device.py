@@ -255,6 +255,24 @@ def test_a_bad_weight_that_is_first_read_inside_a_region_has_the_module_that_rea
     assert (found.module, found.module_type) == (f"{len(model) - 1}", "Linear")
 
 
+@of_kernel
+def test_unwritten_memory_that_is_first_read_inside_a_region_has_the_module_that_reads_it(machine, device):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)).to(device)
+    compiled = torch.compile(lambda mask: model(torch.ones(2, 4, device=device) + mask))
+    with torchnan.detect(action="log", model=model) as watch, torch.no_grad():
+        mask = torch.empty(2, 4, device=device)  # ALLOCATED
+        machine.put(mask, float("nan"))  # as memory that is used again may hold
+        compiled(mask).sum().item()
+        model[1].weight = torch.nn.Parameter(torch.empty(1, 4, device=device))
+        machine.put(model[1].weight, float("nan"))
+        compiled(torch.ones(2, 4, device=device)).sum().item()
+    memory, weight = watch.findings
+    test = test_unwritten_memory_that_is_first_read_inside_a_region_has_the_module_that_reads_it
+    assert (memory.origin, memory.op, memory.line) == ("uninit", "aten::empty", line_of(test, "# ALLOCATED"))
+    assert "add" in str(memory)
+    assert (weight.origin, weight.name, weight.module) == ("parameter", "1.weight", "1")
+
+
 def test_a_weight_that_the_program_has_made_bad_is_named(device):
     model = torch.nn.Linear(4, 1).to(device)
     compiled = torch.compile(model)
