@@ -233,23 +233,15 @@ void for_each_nested(const c10::IValue& value, Visit&& visit) {
 }  // namespace
 
 HostCollective::HostCollective(const CallContext& call, c10::ArrayRef<c10::IValue> arguments, ThreadState& thread)
-    : call_(call),
-      thread_(thread),
-      facts_(read_collective_call(call.plan, arguments)),
-      is_broadcast_(call.plan.name.find("broadcast") != std::string::npos),
-      is_reduction_(call.plan.name.find("reduce") != std::string::npos),
-      is_reduce_scatter_(call.plan.name.find("reduce_scatter") != std::string::npos),
-      is_gather_(call.plan.name.find("gather") != std::string::npos ||
-                 call.plan.name.find("alltoall") != std::string::npos ||
-                 call.plan.name.find("all_to_all") != std::string::npos) {}
+    : call_(call), thread_(thread), facts_(read_collective_call(call.plan, arguments)), traits_(call.plan.collective) {}
 
 // A broadcast reads only the tensors of the root.
 bool HostCollective::is_read(const OpPlan::CollectiveArgument& argument) const {
-  return argument.reads && (!is_broadcast_ || facts_.root == facts_.rank);
+  return argument.reads && (!traits_.is_broadcast || facts_.root == facts_.rank);
 }
 
 bool HostCollective::is_written(const OpPlan::CollectiveArgument& argument) const {
-  return argument.writes && (!is_broadcast_ || facts_.root != facts_.rank);
+  return argument.writes && (!traits_.is_broadcast || facts_.root != facts_.rank);
 }
 
 void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
@@ -262,7 +254,7 @@ void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_argumen
   }
   for (const BadArgument& sent : bad_arguments) {
     const std::string* known_place = own_elements(sent.tensor) ? &call_.plan.name : nullptr;
-    record_sent(call_.session, {sent.provenance, is_reduction_, known_place});
+    record_sent(call_.session, {sent.provenance, traits_.is_reduction, known_place});
   }
   if (!may_overflow_.defined() || !bad_arguments.empty()) return;
   // Only now, while the stack exists: this is rare.
@@ -272,7 +264,7 @@ void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_argumen
 // Of a reduce-scatter, a rank receives the sum of one part: of each tensor, or of one tensor in a list for each rank.
 bool HostCollective::may_come_back(const at::Tensor& sent, int64_t position, const OpPlan::CollectiveArgument& argument,
                                    const LargeElements& large) const {
-  if (!is_reduce_scatter_) return true;
+  if (!traits_.is_reduce_scatter) return true;
   if (is_nested(call_.saved[argument.saved_index])) return position % facts_.ranks == facts_.rank;
   if (large == nullptr) return true;
   return std::any_of(large->begin(), large->end(),
@@ -305,7 +297,8 @@ void HostCollective::inspect(const at::Tensor& sent, int64_t position, const OpP
     if (!known.exported) bound_cache().record_read(values, {verdict.max_abs});
   }
   if (!may_overflow(known.bound.max_abs)) return;
-  auto elements = argument.writes || is_reduce_scatter_ ? elements_beyond(values, limit, kMostLarge) : std::nullopt;
+  auto elements =
+      argument.writes || traits_.is_reduce_scatter ? elements_beyond(values, limit, kMostLarge) : std::nullopt;
   const LargeElements large = elements ? std::make_shared<const std::vector<int64_t>>(std::move(*elements)) : nullptr;
   if (!may_come_back(values, position, argument, large)) return;
   may_overflow_ = values;
@@ -343,7 +336,7 @@ void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
 }
 
 at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, const c10::IValue& argument) const {
-  if (!is_gather_ || facts_.ranks < 2) return values;
+  if (!traits_.is_gather || facts_.ranks < 2) return values;
   // A list of the ranks' tensors; or one for each rank, if several tensors are gathered at once.
   if (is_nested(argument)) {
     const c10::ArrayRef<c10::IValue> lists = argument.toListRef();
@@ -351,8 +344,7 @@ at::Tensor HostCollective::own_part(const at::Tensor& values, int64_t position, 
     const int64_t rank = lists.size() == 1 ? position : position / std::max<int64_t>(in_each, 1);
     return rank == facts_.rank ? values : at::Tensor();
   }
-  if (argument.isList() && call_.plan.name.find("alltoall_") != std::string::npos)
-    return position == facts_.rank ? values : at::Tensor();
+  if (argument.isList() && traits_.lists_ranks) return position == facts_.rank ? values : at::Tensor();
   MemoryRegion part(values);
   std::vector<int64_t> splits = facts_.output_splits;
   if (part.sizes.empty()) return values;
@@ -398,7 +390,7 @@ std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& 
   for (const BadArgument& sent : bad_arguments) {
     if (is_sent && !sent.tensor.is_same(values)) continue;  // it has another result
     const auto of_sent = own_elements(sent.tensor);
-    const int64_t parts = is_reduce_scatter_ ? facts_.ranks : 1;
+    const int64_t parts = traits_.is_reduce_scatter ? facts_.ranks : 1;
     if (!of_sent || sent.tensor.numel() != parts * values.numel()) return std::nullopt;
     elements.insert(of_sent->begin(), of_sent->end());
   }
@@ -407,10 +399,11 @@ std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& 
 
 std::optional<std::set<int64_t>> HostCollective::own_elements(const at::Tensor& sent) const {
   constexpr size_t kMost = 16;
-  const int64_t count = is_reduce_scatter_ ? sent.numel() / facts_.ranks : sent.numel();
-  if (!is_reduction_ || sent.is_sparse() || count < 2 || count > static_cast<int64_t>(kMostLarge)) return std::nullopt;
+  const int64_t count = traits_.is_reduce_scatter ? sent.numel() / facts_.ranks : sent.numel();
+  if (!traits_.is_reduction || sent.is_sparse() || count < 2 || count > static_cast<int64_t>(kMostLarge))
+    return std::nullopt;
   const auto kinds = kinds_by_element(sent);
-  const int64_t first = is_reduce_scatter_ ? facts_.rank * count : 0;
+  const int64_t first = traits_.is_reduce_scatter ? facts_.rank * count : 0;
   std::set<int64_t> elements;
   for (int64_t i = 0; i < count; ++i) {
     if ((*kinds)[first + i].any()) elements.insert(i);

@@ -100,10 +100,7 @@ class HostCollective {
   const CallContext call_;
   ThreadState& thread_;
   const CollectiveCall facts_;
-  const bool is_broadcast_;
-  const bool is_reduction_;
-  const bool is_reduce_scatter_;
-  const bool is_gather_;  // the result has a part for each rank
+  const CollectiveTraits traits_;
   std::shared_ptr<StartedWork> work_ = std::make_shared<StartedWork>(no_work());
   at::Tensor may_overflow_;  // a sent tensor, so large that the sum or product may overflow
   c10::SmallVector<std::pair<at::Tensor, LargeElements>, 1> large_;  // of each such tensor that is also the result

@@ -98,7 +98,8 @@ void read_arguments(const c10::FunctionSchema& schema, std::string_view base, Op
 }
 
 // Fills in what a collective does with its tensors.
-void read_collective_arguments(const c10::FunctionSchema& schema, OpPlan& plan) {
+void read_collective(const c10::FunctionSchema& schema, OpPlan& plan) {
+  plan.collective = collective_traits(plan.name);
   for (size_t k = 0; k < plan.saved_arguments.size(); ++k) {
     const c10::Argument& argument = schema.arguments()[plan.saved_arguments[k]];
     const CollectiveUse use = collective_use(plan.name, argument.name());
@@ -250,7 +251,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   read_returns(schema, base, plan);
   read_arguments(schema, base, plan);
   plan.writes_arguments_only &= plan.writes_in_place();
-  if (plan.is_async_collective) read_collective_arguments(schema, plan);
+  if (plan.is_async_collective) read_collective(schema, plan);
   plan.handling = handling_of(op, plan, ns, base);
   return plan;
 }

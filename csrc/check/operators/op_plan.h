@@ -9,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "check/bounds/rules.h"
+#include "check/operators/op_traits.h"
 
 namespace torchnan {
 
@@ -79,6 +80,7 @@ struct OpPlan {
   bool has_unwritten_output = false;   // its second one, which a collective will write
   bool writes_groups_alone = false;    // its result has memory past the last of its groups
   bool asserts_finite = false;         // a NaN ends the work of the device
+  CollectiveTraits collective;
   c10::SmallVector<CollectiveArgument, 2> collective_arguments;
 
   bool writes_in_place() const { return !mutated_arguments.empty(); }

@@ -303,6 +303,14 @@ CollectiveUse collective_use(std::string_view name, std::string_view argument) {
   const bool is_in_place = op.ends_with('_') && (!name.starts_with("c10d::") || !argument.starts_with("input"));
   return is_in_place ? CollectiveUse::kReadsAndWrites : CollectiveUse::kReads;
 }
+CollectiveTraits collective_traits(std::string_view name) {
+  const auto has = [name](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  return {.is_broadcast = has("broadcast"),
+          .is_reduction = has("reduce"),
+          .is_reduce_scatter = has("reduce_scatter"),
+          .is_gather = has("gather") || has("alltoall") || has("all_to_all"),
+          .lists_ranks = has("alltoall_")};
+}
 bool is_unwritten_output(std::string_view name, size_t output) {
   return output == 1 && name == "fsdp::all_gather_copy_in";
 }

@@ -84,6 +84,16 @@ bool waits_for_collective(std::string_view name);
 enum class CollectiveUse : uint8_t { kNone, kReads, kWrites, kReadsAndWrites };
 CollectiveUse collective_use(std::string_view name, std::string_view argument);
 
+// What a collective does with the tensors of the ranks.
+struct CollectiveTraits {
+  bool is_broadcast = false;
+  bool is_reduction = false;       // a reduce-scatter, too
+  bool is_reduce_scatter = false;  // each rank gets a part of the result
+  bool is_gather = false;          // the result has a part from each rank
+  bool lists_ranks = false;        // with is_gather: a list that it is given has a tensor for each rank
+};
+CollectiveTraits collective_traits(std::string_view name);
+
 // Whether an output is memory that the collective prepared by the operation will write later.
 bool is_unwritten_output(std::string_view name, size_t output);
 
