@@ -670,6 +670,29 @@ def test_a_late_replay_draws_the_random_numbers_of_the_call(device):
     assert finding.inputs[0].absmax == pytest.approx(total, rel=1e-5)
 
 
+class Router(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores, self.tau = torch.nn.Linear(3, 4), 1.0
+
+    def forward(self, x):
+        return torch.nn.functional.gumbel_softmax(self.scores(x), tau=self.tau)  # patterns of Inductor replace parts
+
+
+def test_a_random_region_with_a_number_that_varies_is_replayed(device):
+    """Dynamo passes the number as a tensor from the second call on."""
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(Router()).to(device)
+    compiled, x = torch.compile(model), torch.randn(2, 3).to(device)
+    with torchnan.detect(action="log", model=model) as watch, torch.no_grad():
+        for tau in (1.0, 0.5, 0.0):
+            model[0].tau = tau
+            compiled(x).sum().item()
+    found = watch.first
+    assert (found.op, found.kind, found.compiled.obstacle) == ("aten::div", "inf", None)
+    assert (found.module, found.line) == ("0", line_of(Router.forward, "gumbel_softmax"))
+
+
 @pytest.mark.parametrize("preserved", [pytest.param(1 << 20, marks=of_kernel), 0])
 def test_an_input_that_was_overwritten_is_not_used(device, preserved):
     compiled = torch.compile(lambda x: torch.log(x))

@@ -48,6 +48,24 @@ def copy_graph(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> fx.GraphMo
     return copied
 
 
+def put_numbers(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Replaces what a graph reads from its inputs with ``item()`` by the numbers: it cannot be lowered otherwise.
+
+    Dynamo passes a ``float`` that has varied among the calls as a tensor.
+    """
+    for placeholder, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=False):
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel() == 1:
+            for read in [user for user in placeholder.users if user.op == "call_method" and user.target == "item"]:
+                _put_number(read, value.item())
+    module.recompile()
+
+
+def _put_number(read: fx.Node, number: complex) -> None:
+    for user in list(read.users):
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda one: number if one is read else one)
+    read.graph.erase_node(read)
+
+
 def tensors_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     """Returns the parameters and buffers of a graph by name: a compiled optimizer has its state there."""
     parameters, buffers = module.named_parameters, module.named_buffers
@@ -328,6 +346,7 @@ def stack_of(node: fx.Node, callers: list[Entry], modules: Modules, outside: Seq
     """Returns the stack of a node's operation, as it would be in an uncompiled program; outermost first."""
     if (inside_node := node.meta.get(BACKWARD_NODE)) is not None:
         return [*callers, Engine(), inside_node]
+    node = _of_program(node)
     traced = traced_lines(node)
     if outside and traced[: len(outside)] == list(outside):
         traced = traced[len(outside) :]
@@ -335,3 +354,11 @@ def stack_of(node: fx.Node, callers: list[Entry], modules: Modules, outside: Seq
     joint = joined(callers, traced)
     length = len(joint) - len(traced)
     return [*joint[:length], *inside, *joint[length:]]
+
+
+def _of_program(node: fx.Node) -> fx.Node:
+    """Returns the node, or the first after it that has lines of the program: those of Inductor's patterns have none."""
+    one = node
+    while not traced_lines(one) and one.users:
+        one = next(iter(one.users))
+    return one if traced_lines(one) else node

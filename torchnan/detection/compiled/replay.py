@@ -32,6 +32,7 @@ from torchnan.detection.compiled.graph import (
     as_list,
     copy_graph,
     plain_parts,
+    put_numbers,
     stack_of,
     values_before_error,
 )
@@ -595,7 +596,8 @@ class _Replay:
             return run
 
         with Framing() as framing, torch_internals.unnoticed_compilation():
-            module, made, _, given = self._prepared(framing)
+            module, made, args, given = self._prepared(framing)
+            put_numbers(module, args)
             run = torch_internals.compile_graph(module, given, keep)
             with receiving:
                 outputs = run(*given)
