@@ -64,9 +64,9 @@ test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
 	$(BUILD)/tests/cpp/torchnan_device_tests --gtest_brief=1
 	$(BUILD)/tests/cpp/torchnan_fault_tests --gtest_brief=1
 
-# Several threads on few cores cost more than they compute, but tests wait for a third of their time: three workers keep
-# two cores at work. The tests of devices use a slot in PyTorch that exists once per process.
-PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal --durations=10 -ra $(PYTEST_OPTIONS)
+# Several threads on few cores cost more than they compute. The tests of devices use a slot in PyTorch that exists once
+# per process.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -ra $(PYTEST_OPTIONS)
 test-python test-rest: $(VENV)/.built $(VENV)/.test
 test-python: export OMP_NUM_THREADS = 1
 test-python: ## the Python tests, a sample of the cases; device tests need `make test-cpp` first
