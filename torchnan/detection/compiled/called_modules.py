@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import ClassVar, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torchnan._load import _C
 from torchnan.detection.compiled.stack import Entry, Line, Modules, is_of_torch
 from torchnan.detection.graph_code import module_stack, modules_by_key, plain_name
+from torchnan.detection.tensor_names import parts
 
 Path = tuple[str, ...]  # from a variable of the compiled function to a module or tensor: ("L['block']", "l", "weight")
 
@@ -20,6 +22,7 @@ _VARIABLE = re.compile(r"[LG]\['(\w+)'\]")
 _STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\[(?:'([^']*)'|(\d+))\]|\.([^.\[]+)")
 _GRADIENT = re.compile(r"\.param_groups\[(\d+)\]\['params'\]\[(\d+)\]\.grad$")
 _SELF: Path = ("L['self']",)
+_KINDS = ("_parameters", "_buffers", "_modules")  # of the parts of a module
 
 
 class TracedModule(NamedTuple):
@@ -187,7 +190,7 @@ class _Holders:
         """Returns the modules that have a part, a module or the ``id()`` of a tensor, under this name."""
         key = part if isinstance(part, int) else id(part), name
         known = [reference() for reference in self._found.get(key, ())]
-        holders = [module for module in known if module is not None and key in _parts_of(module)]
+        holders = [module for module in known if module is not None and _has(module, *key)]
         if (holders and len(holders) == len(known)) or self._is_new:
             return holders
         self._look_everywhere()
@@ -197,18 +200,14 @@ class _Holders:
         found: dict[tuple[int, str], list[weakref.ref[torch.nn.Module]]] = {}
         for module in _C.instances_of(torch.nn.Module):
             if not issubclass(type(module), torch.fx.GraphModule):
-                for key in _parts_of(module):
-                    found.setdefault(key, []).append(weakref.ref(module))
+                for name, part in itertools.chain.from_iterable(parts(module, kind) for kind in _KINDS):
+                    found.setdefault((id(part), name), []).append(weakref.ref(module))
         _Holders._found = found  # at once: another thread may look there
         self._is_new = True
 
 
-def _parts_of(module: torch.nn.Module) -> Iterator[tuple[int, str]]:
-    """Returns the ids of the parts of a module, with their names."""
-    for kind in ("_parameters", "_buffers", "_modules"):
-        for name, part in list(module.__dict__.get(kind, {}).items()):
-            if part is not None:
-                yield id(part), name
+def _has(module: torch.nn.Module, part: int, name: str) -> bool:
+    return any(id(module.__dict__.get(kind, {}).get(name)) == part for kind in _KINDS)
 
 
 def _fitting(modules: Iterable[torch.nn.Module], kind: type | None) -> list[torch.nn.Module]:
