@@ -64,9 +64,9 @@ Cause continued(const Cause& argument, const Cause& argument_then, const Cause& 
   return value;
 }
 
-// Whether it is a tensor on a device whose values the region has received.
+// Whether it is a tensor on a device whose values the region has received, and whose kinds nobody has asked for.
 bool is_view_of_argument(const RegionResult& result, const DeviceCheck::Arguments& arguments) {
-  return result.is_unwritten && result.tensor.has_storage() &&
+  return result.is_unwritten && !result.kinds.any() && result.tensor.has_storage() &&
          std::any_of(arguments.read.begin(), arguments.read.end(),
                      [storage = storage_of(result.tensor)](const EventInput& read) { return read.storage == storage; });
 }
@@ -123,15 +123,14 @@ void record_results_on_devices(DetectionSession& session, const DeviceCheck::Arg
                                std::vector<RegionResult>& results, std::shared_ptr<const ReplayedRegion> region) {
   DeviceCheck check(region_call, ThreadState::current(), session);
   check.begin_results(arguments, std::move(region));
-  bool is_any_recorded = false;
+  std::erase_if(results, [&](const RegionResult& one) { return is_view_of_argument(one, arguments); });
+  bool is_recorded = false;
   for (RegionResult& result : results) {
     if (result.kinds.any()) continue;
-    result.is_on_device = is_view_of_argument(result, arguments);
-    if (result.is_on_device) continue;
-    result.is_on_device = result.is_recorded = check.add_result(result.tensor, static_cast<int64_t>(result.index), {});
-    is_any_recorded |= result.is_recorded;
+    result.is_on_device = check.add_result(result.tensor, static_cast<int64_t>(result.index), {});
+    is_recorded |= result.is_on_device;
   }
-  if (is_any_recorded) check.record();
+  if (is_recorded) check.record();
 }
 
 void find_kinds_on_devices(std::vector<RegionResult>& results) {

@@ -45,7 +45,6 @@ struct RegionResult {
   bool is_unwritten;       // the region writes no argument with its memory
   NonfiniteKinds kinds{};  // of the values on a device, if they were asked for
   bool is_on_device = false;
-  bool is_recorded = false;  // by an event on its device
 };
 
 // Sets the kinds of the results that are on devices. Waits for the devices.
@@ -54,10 +53,9 @@ TORCHNAN_API void find_kinds_on_devices(std::vector<RegionResult>& results);
 // Returns the kinds that a tensor holds. Waits if it is on a device.
 TORCHNAN_API NonfiniteKinds kinds_anywhere(const at::Tensor& tensor);
 
-// Records the results of a region that are on devices, and launches their scans; sets `is_on_device` and `is_recorded`
-// for them. If an alarm finds that the region made a non-finite value, the report names `region`. Results whose kinds
-// are known are left out: set_region_provenance() records them. A view of an argument is not recorded: the region has
-// not made its values.
+// Records the results of a region that are on devices, and launches their scans; sets `is_on_device` for them. If an
+// alarm finds that the region made a non-finite value, the report names `region`. Results whose kinds are known are
+// left out: set_region_provenance() records them. Removes views of arguments: the region has not made their values.
 TORCHNAN_API void record_results_on_devices(DetectionSession& session, const DeviceCheck::Arguments& arguments,
                                             std::vector<RegionResult>& results,
                                             std::shared_ptr<const ReplayedRegion> region);

@@ -429,7 +429,7 @@ void RegionCall::LateResults::record(const std::vector<RegionResult>& parts) {
   *this = {};
   Devices::Lock locked(devices());
   for (const RegionResult& part : parts) {
-    if (!part.is_recorded) continue;
+    if (!part.is_on_device) continue;
     const EventNumber event = locked.journal().last_event(part.tensor);
     locked.preserved().expect(event);
     events.emplace_back(part.index, event);
