@@ -136,17 +136,20 @@ std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
 }
 
 std::map<uint64_t, Finding> find_live_on_devices(DetectionSession& session) {
-  std::unordered_map<const c10::StorageImpl*, BadEvent> by_storage;
+  std::unordered_map<const c10::StorageImpl*, LiveBadTensor> by_storage;
   std::vector<at::Tensor> alive;
   for (LiveBadTensor& one : live_bad_tensors()) {
-    by_storage.emplace(one.tensor.storage().unsafeGetStorageImpl(), one.bad);
-    alive.push_back(std::move(one.tensor));
+    alive.push_back(one.tensor);
+    by_storage.emplace(storage_of(one.tensor), std::move(one));
   }
   return find_live_tensors(session, alive, [&](const at::Tensor& tensor) -> std::optional<LiveTensor> {
     const at::Tensor values = *scannable(tensor);
-    const auto bad = values.defined() ? by_storage.find(values.storage().unsafeGetStorageImpl()) : by_storage.end();
-    if (bad == by_storage.end() || !may_be_bad(values)) return std::nullopt;  // it may be a finite part
-    return LiveTensor{values, bad->second.kinds, bad->second.provenance};
+    const auto found = values.defined() ? by_storage.find(storage_of(values)) : by_storage.end();
+    if (found == by_storage.end()) return std::nullopt;
+    const auto& [scanned, bad] = found->second;
+    const bool may_be_finite_part = !TensorSnapshot(values).has_place_of(TensorSnapshot(scanned));
+    if (may_be_finite_part && !may_be_bad(values)) return std::nullopt;
+    return LiveTensor{values, bad.kinds, bad.provenance};
   });
 }
 
