@@ -287,7 +287,7 @@ class WindowAttribution {
   static bool has_unused(c10::ArrayRef<BadInput> bad_inputs, NonfiniteKinds kinds) {
     return kinds.nan() && std::any_of(bad_inputs.begin(), bad_inputs.end(), [](const BadInput& input) {
              const OriginRecord& origin = *input.bad.provenance->first().origin;
-             return origin.source != OriginRecord::Source::kOperation && !origin.unwritten && origin.entry() == nullptr;
+             return origin.source != OriginRecord::Source::kOperation && origin.entry() == nullptr;
            });
   }
 

@@ -273,6 +273,19 @@ def test_unwritten_memory_that_is_first_read_inside_a_region_has_the_module_that
     assert (weight.origin, weight.name, weight.module) == ("parameter", "1.weight", "1")
 
 
+@of_kernel
+def test_memory_that_one_region_writes_in_part_has_the_module_that_reads_the_rest_in_another(machine, device):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1)).to(device)
+    compiled, filled = torch.compile(model), torch.compile(lambda bank: bank[1].fill_(1.0))
+    with torchnan.detect(action="log", model=model) as watch, torch.no_grad():
+        bank = torch.empty(2, 4, device=device)
+        machine.put(bank, float("nan"))  # as memory that is used again may hold
+        filled(bank)
+        compiled(bank).sum().item()
+    (found,) = watch.findings
+    assert (found.origin, found.op, found.module) == ("uninit", "aten::empty", "0")
+
+
 def test_a_weight_that_the_program_has_made_bad_is_named(device):
     model = torch.nn.Linear(4, 1).to(device)
     compiled = torch.compile(model)
